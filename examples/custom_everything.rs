@@ -1,6 +1,6 @@
 //! Every decision of the loop as a closure: what an answer earns, which groups are trained on, what an advantage is, what the loss is, how fast
-//! it is learned and what is written down. The stages stay as they are; whoever wants another stage writes one (`custom_stage`), and whoever
-//! wants no graph takes the same functions by hand (`by_hand`).
+//! it is learned and what is written down. The stages stay the same: `custom_stage` has one of your own, and `by_hand` calls the same functions
+//! without a graph.
 //!
 //!     cargo run --release --example custom_everything
 
@@ -28,7 +28,7 @@ fn reward() -> Parts {
     Parts::new(Aggregator::weighted([1.0, 0.2])).part("digits", digits).part("distinct", distinct)
 }
 
-/// Groups in which somebody succeeded, or at least the answers differ.
+/// Groups with a success, or at least with different completions.
 fn worth_it(group: &Group) -> Verdict {
     let rewards = group.rewards();
     Verdict::keep_if(rewards.iter().any(|reward| *reward != rewards[0]), "all_the_same")

@@ -54,7 +54,7 @@ impl AsyncStage for Ask {
         Ok(())
     }
 
-    /// Answers come in the order of the questions, whoever answers first.
+    /// Answers come in the order of the questions, whichever is ready first.
     fn spec(&self) -> StageSpec {
         StageSpec::default().workers(8).ordered().knob("workers")
     }

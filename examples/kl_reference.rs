@@ -19,7 +19,7 @@ fn digits(sample: &Sample) -> f64 {
     digits as f64 / sample.response.chars().count().max(1) as f64
 }
 
-/// Trains with this coefficient; prints the reward and the distance from the reference as they go on.
+/// Trains with this coefficient; prints the reward and the distance from the reference as they change.
 fn train(beta: f64) -> anyhow::Result<()> {
     println!("\nβ = {beta}");
     let tokenizer = Tokenizer::characters("0123456789 abcdefghijklmnopqrstuvwxyz:", 42)?;

@@ -1,7 +1,7 @@
 //! A tool and several turns: a model learns the code of a safe by pressing its buttons.
 //!
 //! In each turn the model writes a digit, which is read as a call of the tool `press`. The environment answers what happened, the model reads that
-//! and goes on. Each right button earns something at once, and the open safe ends the rollout. Only what the model wrote is trained.
+//! and continues. Each right button earns something, and the open safe ends the rollout. Only what the model wrote is trained.
 //!
 //!     cargo run --release --example tools
 

@@ -21,12 +21,12 @@ def prose(path):
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         if path.suffix == ".md":
             yield number, line
-        elif comment := re.match(r"\s*//[/!]? ?(.*)", line):
+        elif comment := re.match(r"\s*(?://[/!]?|#) ?(.*)", line):
             yield number, comment[1]
 
 
 def main():
-    files = subprocess.check_output(["git", "ls-files", "*.md", "src/*.rs", "crates/*/src/*.rs", "pipelines/src/*.rs"], text=True).split()
+    files = subprocess.check_output(["git", "ls-files", "*.md", "src/*.rs", "crates/*/src/*.rs", "pipelines/src/*.rs", "examples/*.rs", "pipelines/recipes/*.toml"], text=True).split()
     files = [pathlib.Path(file) for file in files if not file.startswith("tests/") and not file.endswith("CHANGELOG.md")]
     uses = [(file, number, use[0]) for file in files if file.exists() for number, line in prose(file) for use in WORDS.finditer(line)]
     if "--list" in sys.argv or len(uses) > BUDGET:

@@ -1,4 +1,4 @@
-"""A guessing game as an OpenEnv environment: `python guess_server.py PORT`."""
+"""A guessing game as an OpenEnv environment: `python guess_openenv.py PORT`."""
 import random, sys
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment

@@ -61,7 +61,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
 }
 
 /// Outcome of supervised training before reinforcement.
-#[allow(clippy::large_enum_variant, reason = "a run has one of it, which is taken apart at once")]
+#[allow(clippy::large_enum_variant, reason = "a run has one, which is taken apart next")]
 pub enum WarmUp {
     /// With a policy that learned.
     Learned(Policy),

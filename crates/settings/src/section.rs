@@ -45,7 +45,7 @@ impl Findings {
     }
 }
 
-/// Names in other systems for sharding a model over devices, which does not exist here.
+/// Names in other systems for sharding a model over devices, for which the help names `ranks.shard`.
 const SHARDING: [&str; 6] = ["fsdp", "shard", "parallel_size", "deepspeed", "zero_stage", "num_gpus"];
 
 /// A group of keys. Implemented by the macros of `declare`.

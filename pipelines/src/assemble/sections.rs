@@ -234,7 +234,7 @@ pub struct Serving<'a> {
 impl<'a> Serving<'a> {
     /// The servers of a plan.
     pub fn of(plan: &'a Plan) -> Result<Self> {
-        // A run without a GPU of its own leaves all of them to the servers, and its model need not be here.
+        // A run without a GPU leaves all of them to the servers, and its model need not be here.
         let shares = plan.devices().iter().any(|(_, device)| matches!(device, DeviceName::Cuda(_)));
         let mut own = if shares && plan.engine.launch != Launch::None { MemoryPlan::of(plan)? } else { Vec::new() };
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
