@@ -296,32 +296,34 @@ fn ranks_that_do_not_see_the_run_s_folder_are_named_and_their_run_resumes() {
     let trial = Trial::new(SFT, [&TINY[..5], &SMALL[..5], &sets[..]].concat());
     // With the stand-in of a GPU, if that is preloaded.
     let preloaded = format!("{} {}", trial.library.display(), std::env::var("LD_PRELOAD").unwrap_or_default());
-    for (shard, parts) in [("parameters", 4), ("nothing", 3)] {
-        let run = trial.folder.path().join(shard);
-        let shard = format!("ranks.shard={shard:?}");
-        let launch = |steps: &str, hidden: &str| {
-            let all = ["launch", "--ranks", "2", "--resume", SFT, "--out", run.to_str().unwrap()].into_iter();
-            let sets = trial.sets.iter().copied().chain([shard.as_str(), steps]).flat_map(|set| ["--set", set]);
-            let args: Vec<&str> = all.chain(sets).collect();
-            let variables =
-                [("LD_PRELOAD", preloaded.as_str()), ("FAULT_FOLDER", run.to_str().unwrap()), ("HIDDEN_FROM", hidden)];
-            let ended = rollflow_with(&args, &variables);
-            assert_eq!(ended.code, Some(0), "{}", ended.err);
-            ended.err
-        };
-        let files = |step: u64| {
-            let files = rollflow::train::checkpoint::verify(&run.join(format!("checkpoints/step_{step:06}"))).unwrap().files;
-            files.into_keys().filter(|name| name.ends_with(".safetensors")).collect::<Vec<_>>()
-        };
-        let warned = launch("sft.steps=2", "1");
-        assert!(warned.contains("rank 1 on ") && warned.contains("rank 0 gathers checkpoints in its memory"), "{warned}");
-        assert_eq!(files(2), ["model.safetensors", "optimizer.safetensors"]);
-        assert!(!launch("sft.steps=3", "").contains("does not see"));
-        assert_eq!(files(3).len(), parts, "{:?}", files(3));
-        // Parts that rank 1 wrote are read by rank 0 alone.
-        assert!(launch("sft.steps=4", "1").contains("does not see"));
-        assert_eq!(files(4), ["model.safetensors", "optimizer.safetensors"]);
+    let launch = |shard: &str, steps: &str, hidden: &str| {
+        let (run, shard) = (trial.folder.path().join(shard), format!("ranks.shard={shard:?}"));
+        let all = ["launch", "--ranks", "2", "--resume", SFT, "--out", run.to_str().unwrap()].into_iter();
+        let sets = trial.sets.iter().copied().chain([shard.as_str(), steps]).flat_map(|set| ["--set", set]);
+        let args: Vec<&str> = all.chain(sets).collect();
+        let variables = [("LD_PRELOAD", preloaded.as_str()), ("FAULT_FOLDER", run.to_str().unwrap()), ("HIDDEN_FROM", hidden)];
+        let ended = rollflow_with(&args, &variables);
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        ended.err
+    };
+    let files = |shard: &str, step: u64| {
+        let checkpoint = trial.folder.path().join(format!("{shard}/checkpoints/step_{step:06}"));
+        let files = rollflow::train::checkpoint::verify(&checkpoint).unwrap().files;
+        files.into_keys().filter(|name| name.ends_with(".safetensors")).collect::<Vec<_>>()
+    };
+    let warned = launch("parameters", "sft.steps=2", "1");
+    assert!(warned.contains("rank 1 on ") && warned.contains("rank 0 gathers checkpoints in its memory"), "{warned}");
+    assert_eq!(files("parameters", 2), ["model.safetensors", "optimizer.safetensors"]);
+    assert!(!launch("parameters", "sft.steps=3", "").contains("does not see"));
+    assert_eq!(files("parameters", 3).len(), 4, "two parts each: {:?}", files("parameters", 3));
+    // Parts that rank 1 wrote are read by rank 0 alone.
+    assert!(launch("parameters", "sft.steps=4", "1").contains("does not see"));
+    assert_eq!(files("parameters", 4), ["model.safetensors", "optimizer.safetensors"]);
+    // Rank 0 has all of it, and sends it to rank 1.
+    for steps in ["sft.steps=2", "sft.steps=3"] {
+        launch("nothing", steps, "1");
     }
+    assert_eq!(files("nothing", 3), ["model.safetensors", "optimizer.safetensors"]);
 }
 
 #[test]
