@@ -4,6 +4,7 @@
 NVIDIA's compiler comes from the same release as libtorch's (a wheel of 90 MB, kept in ${ROLLFLOW_CACHE:-~/.cache/rollflow}).
 """
 
+import concurrent.futures
 import ctypes
 import itertools
 import multiprocessing
@@ -76,10 +77,11 @@ def check(card: str, form: int, heads: tuple | None, delta: tuple[int, int]) -> 
 
 
 def main() -> None:
-    shapes = list(zip(itertools.cycle((0, 1)), [None, None, *HEADS], itertools.cycle(DELTA)))
+    shapes = list(zip(itertools.cycle((0, 1)), [None, None, *HEADS], [of for of in DELTA for _ in range(2)]))
+    jobs = [(card, *shape) for card in CARDS for shape in shapes]
     # One process a core.
-    with multiprocessing.get_context("fork").Pool() as pool:
-        for problem in pool.starmap(check, [(card, *shape) for card in CARDS for shape in shapes], chunksize=1):
+    with concurrent.futures.ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+        for problem in pool.map(check, *zip(*jobs)):
             if problem:
                 sys.exit(problem)
     print(f"compiled {len(shapes)} shapes for {', '.join(CARDS)}")

@@ -172,7 +172,7 @@ test_slurm() {
   scancel --signal=TERM "$job"
   twice() { scontrol show job "$job" | grep -q 'Restarts=2'; }
   within 120 twice
-  # A run that drains when it is cancelled goes back into the queue once.
+  # A run that drains when it is cancelled goes back into the queue, where it is cancelled again.
   gone() { scancel "$1" 2> /dev/null || true; [ -z "$(squeue -h -j "$1" 2> /dev/null)" ]; }
   within 120 gone "$job"
   whole "$run"

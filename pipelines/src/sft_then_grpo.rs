@@ -25,7 +25,7 @@ pub fn learned(plan: &Plan, registry: &Registry, run: &RunFolder, policy: &Polic
             let begun = run.path().join(SFT).exists();
             let part = run.part(SFT, &supervised(plan))?;
             // Also where it has its last checkpoint: its report may be missing.
-            let from = if begun { rewind_to_checkpoint(part.path(), |line| part.say(line))? } else { None };
+            let from = if begun { rewind_to_checkpoint(part.path(), false, |line| part.say(line))? } else { None };
             run.uploading_part();
             let report = part.end(sft::run_of(&supervised(plan), registry, policy, &part, from.as_ref(), interrupts))?;
             if report.ended != Ended::Finished {

@@ -395,7 +395,7 @@ class Served(unittest.TestCase):
                 client.putheader("Host", host)
                 if origin:
                     client.putheader("Origin", origin)
-                # What passes is refused for its length.
+                # A request that passes this check gets 400 for its length.
                 client.putheader("Content-Length", "x")
                 client.endheaders()
                 found = client.getresponse()

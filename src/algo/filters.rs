@@ -62,9 +62,7 @@ pub fn nonzero_std(group: &Group) -> Verdict {
 /// Keeps a group whose rewards' population standard deviation is above `threshold`.
 pub fn std_above(threshold: f64) -> impl GroupFilter + Clone {
     move |group: &Group| {
-        // The parts of a rollout share one reward, which counts once (law D2).
-        let rollouts = group.samples.iter().filter(|sample| sample.part == 0);
-        let rewards: Vec<f64> = rollouts.map(|sample| sample.reward.unwrap_or(f64::NAN)).collect();
+        let rewards: Vec<f64> = group.rollouts().map(|sample| sample.reward.unwrap_or(f64::NAN)).collect();
         let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
         let variance = rewards.iter().map(|reward| (reward - mean).powi(2)).sum::<f64>() / rewards.len() as f64;
         Verdict::keep_if(variance.sqrt() > threshold, "zero_std")

@@ -49,9 +49,8 @@ impl Batch {
         kept.chain(groups).chain(self.dropped_samples().filter_map(|sample| sample.reward))
     }
 
-    /// First sample of every rollout. The samples of a rollout ([`Sample::part`]) share one reward.
     fn rollouts(&self) -> impl Iterator<Item = &Sample> {
-        self.samples().filter(|sample| sample.part == 0)
+        self.groups.iter().flat_map(Group::rollouts)
     }
 
     /// Samples that were dropped from the groups of this step, from trained and from dropped ones.

@@ -38,6 +38,12 @@ impl Group {
         self.prompt.ordinal
     }
 
+    /// First sample of each rollout: the parts of one ([`Sample::part`]) share a reward, which counts once
+    /// (law D2).
+    pub fn rollouts(&self) -> impl Iterator<Item = &Sample> {
+        self.samples.iter().filter(|sample| sample.part == 0)
+    }
+
     /// The samples' rewards; NaN where one was not scored.
     pub fn rewards(&self) -> Vec<f64> {
         self.samples.iter().map(|sample| sample.reward.unwrap_or(f64::NAN)).collect()

@@ -49,11 +49,9 @@ impl Dropped {
     /// Makes the record of `group`.
     pub fn new(group: &Group, reason: impl Into<String>) -> Self {
         let lengths = group.samples.iter().map(Sample::generated).collect();
-        // The samples of a rollout share one reward, which counts once (law D2).
-        let rollouts = || group.samples.iter().filter(|sample| sample.part == 0);
         // Samples that were not scored earned nothing; a NaN would spoil the curves.
-        let rewards = rollouts().filter_map(|sample| sample.reward).collect();
-        let parts = rollouts().map(|sample| sample.reward_parts.clone()).collect();
+        let rewards = group.rollouts().filter_map(|sample| sample.reward).collect();
+        let parts = group.rollouts().map(|sample| sample.reward_parts.clone()).collect();
         let samples = group.dropped.clone();
         Dropped { id: group.id(), reason: reason.into(), rewards, parts, lengths, samples }
     }

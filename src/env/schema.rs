@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 const DEPTH: usize = 32;
 
 /// Checks arguments against a schema; the error is for the model. A text is parsed as a number,
-/// boolean, list, object or null if the schema requires one. Of `anyOf` the first schema that fits
-/// counts.
+/// boolean, list, object or null if the schema requires one. Of `anyOf` a schema that fits without
+/// that counts, else the first that fits.
 pub fn check_arguments(arguments: &mut Map<String, Value>, schema: &Value) -> Result<(), String> {
     let mut value = Value::Object(std::mem::take(arguments));
     let checked = check(&mut value, schema, "", DEPTH);
@@ -68,21 +68,24 @@ fn check(value: &mut Value, schema: &Value, path: &str, depth: usize) -> Result<
     }
 }
 
-/// Checks a value against the first schema that it fits, which converts it.
+/// Checks a value against the schemas: one that fits without a change, else the first that converts it.
 fn any_of(value: &mut Value, branches: &[Value], nullable: bool, path: &str, depth: usize) -> Result<(), String> {
     let null = json!({ "type": "null" });
-    let mut problems = Vec::new();
+    let (mut converted, mut problems) = (None, Vec::new());
     for branch in branches.iter().chain(nullable.then_some(&null)) {
         let mut read = value.clone();
         match check(&mut read, branch, path, depth) {
-            Ok(()) => {
-                *value = read;
-                return Ok(());
-            }
+            Ok(()) if read == *value => return Ok(()),
+            Ok(()) => drop(converted.get_or_insert(read)),
             Err(problem) => problems.push(problem),
         }
     }
-    if problems.is_empty() { Ok(()) } else { Err(problems.join("; or ")) }
+    match converted {
+        Some(read) => *value = read,
+        None if problems.is_empty() => {}
+        None => return Err(problems.join("; or ")),
+    }
+    Ok(())
 }
 
 fn object(fields: &mut Map<String, Value>, schema: &Map<String, Value>, path: &str, depth: usize) -> Result<(), String> {
@@ -161,6 +164,7 @@ mod tests {
             "nullable": {"type": "integer", "nullable": true}, "unit": {"enum": ["C", "F"], "nullable": true},
             "listed": {"type": ["integer", "null"]}, "text": {"type": "string", "nullable": true},
             "any": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": null},
+            "either": {"anyOf": [{"type": "number"}, {"type": "string"}]},
             "several": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}], "nullable": true}}});
         let read = |given: Value| {
             let mut given = serde_json::from_value(given).unwrap();
@@ -176,6 +180,7 @@ mod tests {
         }
         assert_eq!(read(json!({"text": "null"})), Ok(json!({"text": "null"})));
         assert_eq!(read(json!({"several": "[1, 2]"})), Ok(json!({"several": [1, 2]})));
+        assert_eq!(read(json!({"either": "012"})), Ok(json!({"either": "012"})), "a text that fits stays a text");
         let wrong = |given: Value| read(given).unwrap_err();
         assert_eq!(wrong(json!({"nullable": 1.5})), "`nullable` must be of type integer or null, not 1.5");
         assert_eq!(

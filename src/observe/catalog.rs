@@ -224,8 +224,8 @@ catalog! {
     DeadLetters: COUNT "dead_letters_total" ["stage"] in "groups", "Groups that a stage gave up and wrote to `dead_letters.jsonl`.";
     PoisonedGroups: GAUGE "poisoned_groups" [] in "groups", "Groups that were dropped on the way to the newest step because their reward failed or too many of their samples were lost.";
     RewardMean: GAUGE "reward_mean" [] in "reward", "Mean reward of the newest step's rollouts.";
-    RewardMin: GAUGE "reward_min" [] in "reward", "Smallest reward of the newest step's samples.";
-    RewardMax: GAUGE "reward_max" [] in "reward", "Largest reward of the newest step's samples.";
+    RewardMin: GAUGE "reward_min" [] in "reward", "Smallest reward of the newest step's rollouts.";
+    RewardMax: GAUGE "reward_max" [] in "reward", "Largest reward of the newest step's rollouts.";
     RewardStd: GAUGE "reward_std" [] in "reward", "Standard deviation of the newest step's rewards.";
     RewardPart: GAUGE "reward_part_mean" ["part"] in "reward",
         "Mean of a part of the reward over the newest step's rollouts, by the part's name; in rows of `metrics.jsonl`, `reward_part_` and the name.";

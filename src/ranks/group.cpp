@@ -134,7 +134,7 @@ struct Wait {
         }
         std::this_thread::sleep_for(std::chrono::microseconds(20));
       }
-      // Work that failed, for one because a peer is gone, is completed too.
+      // Failed work, for example after a peer is gone, counts as completed.
       if (auto failed = work.exception()) std::rethrow_exception(failed);
     } catch (...) {
       // Otherwise the GPU would wait forever, and the process at its end for the GPU.

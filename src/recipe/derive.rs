@@ -150,6 +150,11 @@ impl Plan {
         if self.flow.max_staleness == 0 { 1 } else { self.generate.workers }
     }
 
+    /// Returns true if the policy is trained while it samples.
+    pub fn overlaps(&self) -> bool {
+        self.pipeline.reinforces() && self.flow.max_staleness > 0
+    }
+
     /// Format of tensors that servers take out of the trainer's memory; `None` if they read a folder, in the model's
     /// format unless `engine.dtype` says otherwise.
     pub fn transfer_format(&self) -> Option<Dtype> {

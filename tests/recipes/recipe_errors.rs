@@ -147,6 +147,10 @@ fn what_leaves_nothing_to_learn_or_has_no_effect_is_an_error() {
         (correction("kind = 'masked_is', max = 0.9"), "`train.correction.max` is 0.9, below 1, the ratio of a token on policy"),
         (correction("kind = 'icepop', alpha = 1.5"), "`train.correction.alpha` is 1.5, above 1"),
         (correction("kind = 'icepop', beta = 0.9"), "`train.correction.beta` is 0.9, below 1"),
+        (
+            "filter_fallback = 'keep'\ntrain.mask_truncated = true".to_owned(),
+            "`train.mask_truncated` leaves nothing to learn of groups of truncated completions",
+        ),
         (k1("over = 'token'\nmin = 1.5\nmax = 2"), "`train.reject[0].min` is 1.5, above 1, the ratio of a token on policy"),
         (k1("over = 'sum'\nmin = 0.5\nmax = 0.9"), "`train.reject[0].max` is 0.9, below 1, the ratio of a token on policy"),
         (k1("over = 'sum'\nmax = 1.0"), "all but equal log-probabilities would be rejected"),

@@ -354,7 +354,7 @@ impl Connection {
     }
 
     fn refusal(&self, operation: &str, answer: &Answer) -> RemoteError {
-        self.client.refusal(operation, answer.status, &told(answer))
+        self.client.refusal(operation, answer.status, &error_text(answer))
     }
 
     /// Asks for an answer until it is there.
@@ -400,7 +400,7 @@ impl Connection {
             404 | 410 => return Err(TinkerError::Forgotten { server, operation }),
             500.. => return Ok(Judged::Ill(self.refusal(&operation, &answer))),
             _ => {
-                let message = told(&answer).chars().take(500).collect();
+                let message = error_text(&answer).chars().take(500).collect();
                 return Err(TinkerError::Failed { server, operation, message });
             }
         }
@@ -419,8 +419,8 @@ impl Connection {
     }
 }
 
-/// The text of an answer that is no success.
-fn told(answer: &Answer) -> String {
+/// Error message of an answer that is not a success.
+fn error_text(answer: &Answer) -> String {
     let page = String::from_utf8_lossy(&answer.page);
     serde_json::from_str::<Value>(&page).map_or_else(|_| page.into_owned(), |error| message(&error))
 }

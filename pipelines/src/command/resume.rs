@@ -114,7 +114,7 @@ impl Resume {
                 ));
             }
             let folder = RunFolder::open(&run, &plan)?;
-            let from = rewind_to_checkpoint(&run, |line| folder.say(line))?;
+            let from = rewind_to_checkpoint(&run, plan.overlaps(), |line| folder.say(line))?;
             execute(&plan, registry, folder, from.as_ref(), drained)
         })
     }

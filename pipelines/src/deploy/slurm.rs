@@ -37,6 +37,12 @@ pub fn script(job: &Job, folder: &Path, program: &str) -> Result<String> {
 
     let mut text = format!("#!/bin/bash\n# Written by `rollflow deploy slurm`. Submit it: sbatch {}.sbatch\n", job.name);
     options.iter().for_each(|option| text += &format!("#SBATCH {option}\n"));
+    // `srun` kills its tasks when it gets SIGTERM, so Slurm's controller signals them.
+    text += "\n# The signal reaches this script alone. It drains the trainer; engines serve until the trainer has ended.\n\
+             signalled=\n\
+             drain() {\n  signalled=1\n  squeue --noheader --steps --jobs=\"$SLURM_JOB_ID\" --format=\"%i %j\" | \
+             sed -n \"s/ trainer$//p\" | xargs -r scancel --ctld --signal=TERM\n}\n\
+             trap drain TERM\n";
     text += &format!("\ncd {} || exit 2\n", shell([folder])?);
     for (name, value) in job.env() {
         text += &format!("export {name}={}\n", shell([value])?);
@@ -49,10 +55,6 @@ pub fn script(job: &Job, folder: &Path, program: &str) -> Result<String> {
         text += "# `srun` numbers the ranks; they meet here.\n\
                  export MASTER_ADDR=${hosts[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 40000))\n";
     }
-    // `srun` kills its tasks when it gets SIGTERM, so Slurm's controller signals them.
-    text += "# The signal reaches this script alone. It drains the trainer; engines serve until the trainer has ended.\n\
-             trap 'scancel --ctld --signal=TERM $(squeue --noheader --steps --jobs=\"$SLURM_JOB_ID\" --format=\"%i %j\" | \
-             sed -n \"s/ trainer$//p\")' TERM\n";
     if engines.count > 0 {
         let (first, count, port) = (of.hosts, engines.count, engines.port);
         text += &format!(
@@ -67,8 +69,11 @@ pub fn script(job: &Job, folder: &Path, program: &str) -> Result<String> {
     let place = if engines.count > 0 { " --relative=0" } else { "" };
     // The first rank that ends drained must not end the others: ranks end each other. `srun` returns the highest exit code.
     let again: Vec<String> = AGAIN.iter().map(u8::to_string).collect();
+    let drained = AGAIN[0];
     text += &format!(
-        "\nsrun --job-name=trainer --nodes={} --ntasks={}{place} --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=60 \\\n  {} &\ntrainer=$!\n\
+        "\n# The signal came before there was a trainer.\n\
+         [ -z \"$signalled\" ] || {{ scontrol requeue \"$SLURM_JOB_ID\"; exit {drained}; }}\n\
+         srun --job-name=trainer --nodes={} --ntasks={}{place} --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=60 \\\n  {} &\ntrainer=$!\n\
          # A signal interrupts `wait`.\n\
          while kill -0 \"$trainer\" 2> /dev/null; do wait \"$trainer\"; done\n\
          wait \"$trainer\"; code=$?\n\

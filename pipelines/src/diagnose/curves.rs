@@ -340,9 +340,8 @@ mod tests {
     #[test]
     fn recorded_rewards_say_nothing_of_the_policy() {
         let columns = [("entropy_nats", 1.0, 0.01), ("reward_part_a", 0.2, 0.8), ("reward_part_b", 0.9, 0.4)];
-        let checks: [(fn(&Evidence) -> Option<String>, f64); 4] =
-            [(reward_flat, 0.3), (reward_falls, 0.6), (parts_diverge, 0.3), (entropy_collapse, 0.3)];
-        for (find, from) in checks {
+        let checks: [fn(&Evidence) -> Option<String>; 4] = [reward_flat, reward_falls, parts_diverge, entropy_collapse];
+        for (find, from) in checks.into_iter().zip([0.3, 0.6, 0.3, 0.3]) {
             let sampled = rewarded(from, 0.3, &columns);
             let recorded = Evidence { settings: Settings { samples: false, ..sampled.settings.clone() }, ..sampled.clone() };
             assert_finds(find, &[sampled], &[recorded]);

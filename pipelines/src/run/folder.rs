@@ -272,8 +272,7 @@ impl RunFolder {
     /// Opens the outputs of the pipeline's stages.
     pub fn outputs<W: Send + Sync + 'static>(&self, plan: &Plan) -> Result<Outputs<W>> {
         let gate = CheckpointGate::new(LOGS.map(|name| self.path.join(name)));
-        let overlaps = plan.pipeline.reinforces() && plan.flow.max_staleness > 0;
-        *self.gate.lock() = Some((gate.clone(), overlaps));
+        *self.gate.lock() = Some((gate.clone(), plan.overlaps()));
         #[cfg(feature = "otlp")]
         let traces = self.otlp.as_ref().map(|otlp| otlp.traces.clone()).unwrap_or_default();
         #[cfg(not(feature = "otlp"))]
@@ -330,7 +329,7 @@ impl RunFolder {
             false => sampled(stats, metrics, &self.path, run)?,
         };
         // A run that was stopped dropped the rows of its last steps, and so did one whose trainer worked on while
-        // another stage failed. A synchronous run makes them again (law C2).
+        // another stage failed. The resume of a synchronous run makes them again (law C2).
         let gate = self.gate.lock().take().filter(|(_, overlaps)| result.is_ok() || *overlaps);
         let opened = gate.map_or(Ok(()), |(gate, _)| gate.open());
         let result = match (result, opened) {

@@ -1,8 +1,9 @@
 //! The point where an interrupted run resumes (laws C1, C2).
 //!
-//! The newest intact checkpoint is the cut: it was published after the rows of its steps were on disk, or
-//! at the end of a run that was stopped or failed, which lost its last rows. Everything after it is removed
-//! from logs and checkpoints, and made again. Without a checkpoint the run starts again with empty logs.
+//! The newest intact checkpoint is the cut: it was published after the rows of its steps were on disk. A run that
+//! was stopped or failed may have saved a later one, whose rows it lost: an asynchronous run continues from
+//! it, and others make the rows again. Everything after the cut is removed from logs and checkpoints, and made
+//! again. Without a checkpoint the run starts again with empty logs.
 
 use std::path::{Path, PathBuf};
 
@@ -25,21 +26,23 @@ pub struct ResumePoint {
 }
 
 /// Finds the cut of the run in `run` and undoes everything after it. `None` if the run has no
-/// checkpoint and starts again.
-pub fn rewind_to_checkpoint(run: &Path, say: impl Fn(&str)) -> Result<Option<ResumePoint>> {
+/// checkpoint and starts again. `overlaps`: a checkpoint is taken although rows before it are missing.
+pub fn rewind_to_checkpoint(run: &Path, overlaps: bool, say: impl Fn(&str)) -> Result<Option<ResumePoint>> {
     let checkpoints = run.join(CHECKPOINTS);
     checkpoint::remove_leftovers(&checkpoints)?;
     let logged = last_step(&run.join("metrics.jsonl"))?;
-    let mut chosen = None;
+    let (mut chosen, mut later) = (None, None);
     for found in checkpoint::intact(&checkpoints)? {
         match found {
-            Ok(newest) => {
-                chosen = Some(newest);
+            Ok((step, path)) if overlaps || step <= logged => {
+                chosen = Some((step, path));
                 break;
             }
+            Ok(beyond) => later = Some(beyond),
             Err(error) => say(&format!("checkpoint left out: {error}")),
         }
     }
+    let chosen = chosen.or(later);
     // A run that was stopped or failed dropped the rows of its last steps, or the log was edited.
     if let Some((step, _)) = chosen.as_ref().filter(|(step, _)| *step > logged) {
         say(&format!(

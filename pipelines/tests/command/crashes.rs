@@ -229,20 +229,22 @@ fn a_run_goes_on_for_as_many_steps_more_as_it_is_given() {
     assert!(read(&run.join("recipe.toml")).contains("steps = 6"));
 }
 
-/// Law C1. A run that was stopped may lack the rows of its last steps.
+/// Laws C1 and C2. A run that was stopped may lack the rows of its last steps.
 #[test]
-fn a_resume_takes_the_newest_checkpoint_also_if_the_row_of_its_step_is_missing() {
+fn a_resume_of_an_asynchronous_run_takes_a_checkpoint_without_its_row_and_others_make_the_row_again() {
     let folder = tempfile::tempdir().unwrap();
-    let run = folder.path().join("run");
-    four_steps(&run);
-    let metrics = run.join("metrics.jsonl");
-    let rows: Vec<String> = read(&metrics).lines().take(3).map(|row| format!("{row}\n")).collect();
-    fs::write(&metrics, rows.concat()).unwrap();
-    let ended = rollflow(&["resume", run.to_str().unwrap(), "--set", "train.steps=6"]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    assert!(ended.err.contains("the rows between them are missing"), "{}", ended.err);
-    assert!(ended.err.contains("going on after step 4"), "{}", ended.err);
-    assert_eq!((lines(&run), steps_saved(&run)), (5, vec![4, 5, 6]));
+    for (staleness, rows, said) in [(1, 5, "the rows between them are missing"), (0, 6, "going on after step 3")] {
+        let run = folder.path().join(staleness.to_string());
+        let overlaps = format!("flow.max_staleness={staleness}");
+        finished(&run, &["train.steps=4", "checkpoint.every=1", &overlaps]);
+        let metrics = run.join("metrics.jsonl");
+        let kept: Vec<String> = read(&metrics).lines().take(3).map(|row| format!("{row}\n")).collect();
+        fs::write(&metrics, kept.concat()).unwrap();
+        let ended = rollflow(&["resume", run.to_str().unwrap(), "--set", "train.steps=6"]);
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        assert!(ended.err.contains(said), "{}", ended.err);
+        assert_eq!((lines(&run), steps_saved(&run)), (rows, vec![4, 5, 6]));
+    }
 }
 
 /// Every file below the folder, with its content.

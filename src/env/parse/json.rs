@@ -73,7 +73,7 @@ pub fn function_call(text: &str) -> Vec<Called> {
 
 /// Returns the start of the first `function_call` object.
 pub fn function_call_start(text: &str) -> Option<usize> {
-    text[..text.find(KEY)?].rfind('{')
+    text.match_indices(KEY).find_map(|(at, _)| text[..at].rfind('{'))
 }
 
 /// Reads a call from an object with a `name`, and `arguments` or `parameters`.

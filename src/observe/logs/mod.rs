@@ -68,3 +68,14 @@ impl MetricsLogger for Metrics {
         Ok(())
     }
 }
+
+/// Several loggers are one. Each gets every row, also when another fails; the first error is returned.
+impl MetricsLogger for Vec<Box<dyn MetricsLogger>> {
+    fn log(&mut self, step: u64, metrics: &StepMetrics) -> Result<(), ObserveError> {
+        self.iter_mut().map(|logger| logger.log(step, metrics)).fold(Ok(()), Result::and)
+    }
+
+    fn finish(&mut self) -> Result<(), ObserveError> {
+        self.iter_mut().map(|logger| logger.finish()).fold(Ok(()), Result::and)
+    }
+}

@@ -121,7 +121,8 @@ fn teacher(plan: &Plan, of: &Teacher, note: Note) {
     let rewarded = plan.reward.rule != RewardRule::None;
     let why = "there is no reward (reward.kind = \"none\")";
     refuse("teacher.rewards", distill.rewards && !rewarded, why, "add [reward] with a kind, or leave it out");
-    let (why, help) = ("the advantages of rewards are not trained on", "leave it out, or set teacher.rewards = true");
+    let why = "the advantages of rewards are not trained on";
+    let help = "leave it out (in the same [[change]] if one sets teacher.rewards), or set teacher.rewards = true";
     let compares = plan.train.advantage != Advantage::default();
     refuse("train.advantage", compares && !distill.rewards, why, help);
     refuse("train.kl_reward", plan.train.kl_reward.is_some() && rewarded && !distill.rewards, why, help);

@@ -3,7 +3,7 @@
 use super::{Note, known, schedule};
 use crate::algo::{Advantage, Divergence, Level, LossChoice, Over, Proximal};
 use crate::model::Dtype;
-use crate::recipe::plan::{Pipeline, Plan};
+use crate::recipe::plan::{Fallback, Pipeline, Plan};
 use crate::recipe::train::{Critic, Train};
 use crate::train::{LrScale, MasterFormat};
 
@@ -15,6 +15,10 @@ pub(super) fn training(plan: &Plan, note: Note) {
     rejections(train, note);
     minibatches(plan, note);
     critic(plan, note);
+    if train.mask_truncated && plan.filter_fallback == Fallback::Keep {
+        let message = "`train.mask_truncated` leaves nothing to learn of groups of truncated completions, which `filter_fallback = \"keep\"` keeps";
+        note("train.mask_truncated", &["filter_fallback"], message.to_owned(), "leave one of them out");
+    }
 }
 
 /// Reports factors for parts that no trainer of this section has. Parts that depend on the model's

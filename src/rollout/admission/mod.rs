@@ -285,7 +285,9 @@ impl Admission {
         let mut state = self.state();
         state.ledger.settle(batch);
         state.curriculum.iter_mut().for_each(|curriculum| curriculum.settle(batch));
-        if let Some(newest) = batch.groups.last() {
+        if !self.rounds
+            && let Some(newest) = batch.groups.last()
+        {
             state.spared = batch.spared.contains(&newest.id());
         }
         for id in batch.groups.iter().map(Group::id).chain(batch.dropped.iter().map(|dropped| dropped.id)) {
@@ -314,7 +316,15 @@ impl Admission {
         (ordinal, place.unwrap_or_else(|| at(ordinal)))
     }
 
-    /// Returns true if the newest trained group was one that a filter had rejected.
+    /// Reports that a filter begins or ends to keep what it rejects. Groups reach it in any order: in rounds,
+    /// where none is in flight at a checkpoint, its own state is restored, and else that of the newest group.
+    pub(crate) fn spares(&self, spares: bool) {
+        if self.rounds {
+            self.state().spared = spares;
+        }
+    }
+
+    /// Returns true if a filter kept what it rejected.
     pub(crate) fn has_spared(&self) -> bool {
         self.state().spared
     }

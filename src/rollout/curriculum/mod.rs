@@ -182,7 +182,7 @@ impl Curriculum {
             (all > 0).then(|| passed as f64 / all as f64)
         };
         for group in &batch.groups {
-            let kept = group.samples.iter().filter(|sample| sample.part == 0).filter_map(|sample| sample.reward);
+            let kept = group.rollouts().filter_map(|sample| sample.reward);
             let dropped = group.dropped.iter().filter_map(|sample| sample.reward);
             groups.push((group.id(), passes(&mut kept.chain(dropped))));
         }

@@ -43,7 +43,7 @@ impl Operation {
         }
     }
 
-    /// Bytes of what a client sent, about.
+    /// Approximate size of what a client sent, in bytes.
     pub fn bytes(&self) -> usize {
         match self {
             Operation::Pass(pass) => pass.len(),

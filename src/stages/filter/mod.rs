@@ -79,6 +79,7 @@ impl Stage for Filter {
         let patience = self.patience.unwrap_or(default);
         // A run that was interrupted while the filter kept what it rejected continues so (law C2).
         let resumes = self.fallback == Fallback::Keep && self.admission.as_ref().is_some_and(Admission::has_spared);
+        let report = |sparing| self.admission.iter().for_each(|admission| admission.spares(sparing));
         let (mut in_a_row, mut sparing) = (BTreeMap::new(), resumes);
         while let Some(scored) = io.recv()? {
             let (group, before) = (scored.group(), scored.dropped().map(str::to_owned));
@@ -94,6 +95,7 @@ impl Stage for Filter {
                 verdict => {
                     in_a_row.clear();
                     sparing = can_spare && !verdict.kept();
+                    report(sparing);
                     io.send(if sparing { scored.spare() } else { scored })?;
                     continue;
                 }
@@ -107,6 +109,7 @@ impl Stage for Filter {
                 tracing::warn!("{message}; training on what it rejects until a group passes again");
                 in_a_row.clear();
                 sparing = true;
+                report(sparing);
             }
             io.send(scored.drop_for(reason))?;
         }

@@ -212,8 +212,9 @@ impl<B: TrainingBackend> Trainer<B> {
         unsaved.take_if(|_| is_due).map_or(Ok(()), |metrics| self.save(state, metrics))
     }
 
-    /// True if `step` is the first that publishes weights since a checkpoint was due: the version that a resume
-    /// publishes again then names the same weights (laws C2, V1). Training on given data saves at every due step.
+    /// Returns true if `step` is the first that publishes weights since a checkpoint was due: the version that a
+    /// resume publishes again then names the same weights (laws C2, V1). The last step and ordered saves may lie
+    /// between two versions. Training on given data saves at every due step.
     fn saves_at(&self, step: u64, every: u64) -> bool {
         let spacing = if self.admission.is_some() { self.sync_every } else { 1 };
         step.is_multiple_of(spacing) && step % every < spacing

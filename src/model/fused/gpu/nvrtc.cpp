@@ -9,7 +9,7 @@
 
 namespace {
 
-// Whether a file is of this library.
+// Returns true if a file belongs to a library.
 using IsOf = bool (*)(const std::string& file);
 
 bool begins(const std::string& file, const char* with) { return file.rfind(with, 0) == 0; }
