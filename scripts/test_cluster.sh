@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 chmod 755 "$work"
 ended=()
-finish() { for pid in "${ended[@]}"; do kill "$pid" 2> /dev/null || true; done; [ -n "${KEEP:-}" ] || rm -rf "$work"; }
+finish() { for pid in "${ended[@]}"; do kill "$pid" 2> /dev/null || true; done; [ -n "${KEEP:-}" ] || rm -rf "$work" 2> /dev/null || { sleep 2; rm -rf "$work"; }; }
 trap finish EXIT
 die() { printf 'test_cluster: %s\n' "$*" >&2; exit 1; }
 lacking() { command -v "$1" > /dev/null || [ -x "/usr/sbin/$1" ] || { apt-get update -qq; apt-get install -y -qq "${@:2}" > /dev/null; }; }

@@ -65,18 +65,18 @@ pub fn rollflow(args: &[&str]) -> Ended {
 /// A finished run of the shipped recipe with these values: made once for all tests that ask for it, and
 /// copied to `to`.
 pub fn finished(to: &Path, sets: &[&str]) {
-    static MADE: Mutex<BTreeMap<String, Arc<OnceLock<PathBuf>>>> = Mutex::new(BTreeMap::new());
+    static MADE: Mutex<BTreeMap<String, Arc<(PathBuf, OnceLock<()>)>>> = Mutex::new(BTreeMap::new());
     let mut made = MADE.lock().unwrap();
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("finished_run_{}", made.len()));
-    let run = made.entry(sets.join(" ")).or_default().clone();
+    let run = made.entry(sets.join(" ")).or_insert_with(|| Arc::new((place, OnceLock::new()))).clone();
     drop(made);
-    let run = run.get_or_init(|| {
-        let _none = fs::remove_dir_all(&place);
-        let ended = rollflow(&run_args(GRPO, &place, sets));
+    let (place, done) = &*run;
+    done.get_or_init(|| {
+        let _none = fs::remove_dir_all(place);
+        let ended = rollflow(&run_args(GRPO, place, sets));
         assert_eq!(ended.code, Some(0), "{}", ended.err);
-        place
     });
-    copy(run, to);
+    copy(place, to);
 }
 
 fn copy(from: &Path, to: &Path) {
