@@ -65,7 +65,9 @@ pub fn rollflow(args: &[&str]) -> Ended {
 /// A finished run of the shipped recipe with these values: made once for all tests that ask for it, and
 /// copied to `to`.
 pub fn finished(to: &Path, sets: &[&str]) {
-    static MADE: Mutex<BTreeMap<String, Arc<(PathBuf, OnceLock<()>)>>> = Mutex::new(BTreeMap::new());
+    /// By values: the folder, and whether the run in it has ended.
+    type Made = BTreeMap<String, Arc<(PathBuf, OnceLock<()>)>>;
+    static MADE: Mutex<Made> = Mutex::new(BTreeMap::new());
     let mut made = MADE.lock().unwrap();
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("finished_run_{}", made.len()));
     let run = made.entry(sets.join(" ")).or_insert_with(|| Arc::new((place, OnceLock::new()))).clone();
