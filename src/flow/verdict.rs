@@ -75,8 +75,8 @@ impl Report {
         waits.max_by(Limit::cmp).filter(|idle| idle.share >= WORTH_NAMING)
     }
 
-    /// Share of the run, without the time for which a stage was held. What the others computed meanwhile counts
-    /// as if they had done so afterwards.
+    /// Share of the run, without the time for which a stage was held. What the others computed meanwhile
+    /// counts as if they had done so afterwards.
     fn limit_of<'a>(&self, stage: &'a StageReport, state: State) -> Limit<'a> {
         let (spent, held) = (per_worker(stage, state), self.held());
         let spent = if state == State::Busy { spent } else { (spent - held).max(0.0) };

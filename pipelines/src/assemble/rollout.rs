@@ -88,8 +88,9 @@ pub fn configured<E: TokenEngine>(
     })
 }
 
-/// Builds the group filter: a group is kept if all conditions of `[[filter]]` hold, if it has a pair once some
-/// phase of the `timeline` learns from pairs, and if something of it is trained where truncated completions are not.
+/// Builds the group filter: a group is kept if all conditions of `[[filter]]` hold, if it has a pair once
+/// some phase of the `timeline` learns from pairs, and if something of it is trained where truncated
+/// completions are not.
 pub fn filter(conditions: &[Condition], timeline: &Timeline, registry: &Registry) -> Result<impl GroupFilter + use<>> {
     type BoxedFilter = Box<dyn Fn(&Group) -> Verdict + Send + Sync>;
     let mut all: Vec<BoxedFilter> = Vec::new();

@@ -1,9 +1,9 @@
 //! The point where an interrupted run resumes (laws C1, C2).
 //!
-//! The newest intact checkpoint is the cut: it was published after the rows of its steps were on disk. A run that
-//! was stopped or failed may have saved a later one, whose rows it lost: an asynchronous run continues from
-//! it, and others make the rows again. Everything after the cut is removed from logs and checkpoints, and made
-//! again. Without a checkpoint the run starts again with empty logs.
+//! The newest intact checkpoint is the cut: it was published after the rows of its steps were on disk. A
+//! run that was stopped or failed may have saved a later one, whose rows it lost: an asynchronous run
+//! continues from it, and others make the rows again. Everything after the cut is removed from logs and
+//! checkpoints, and made again. Without a checkpoint the run starts again with empty logs.
 
 use std::path::{Path, PathBuf};
 

@@ -153,7 +153,8 @@ impl Curriculum {
     }
 
     /// Returns the next number of the stream that is taken. After an epoch of skipped prompts that is the
-    /// next one, whatever its pass rate. If none of them can be taken, none is skipped until the next publish.
+    /// next one, whatever its pass rate. If none of them can be taken, none is skipped until the next
+    /// publish.
     fn accept(&mut self, at: &mut impl FnMut(u64) -> Place) -> u64 {
         let (first, mut possible) = (self.state.next, false);
         if self.state.exhausted {

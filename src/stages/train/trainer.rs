@@ -170,9 +170,10 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { on_stale, ..self }
     }
 
-    /// Leaves truncated completions out of the loss (the overlong filtering of DAPO, arXiv:2503.14476; TRL's
-    /// `mask_truncated_completions`). Their rewards are compared with those of their groups. A batch of nothing else is
-    /// an error: drop such groups by [`filters::any_completed`](crate::algo::filters::any_completed).
+    /// Leaves truncated completions out of the loss (the overlong filtering of DAPO, arXiv:2503.14476;
+    /// TRL's `mask_truncated_completions`). Their rewards are compared with those of their groups. A batch
+    /// of nothing else is an error: drop such groups by
+    /// [`filters::any_completed`](crate::algo::filters::any_completed).
     pub fn mask_truncated(self, mask_truncated: bool) -> Self {
         Trainer { mask_truncated, ..self }
     }
@@ -212,9 +213,9 @@ impl<B: TrainingBackend> Trainer<B> {
         unsaved.take_if(|_| is_due).map_or(Ok(()), |metrics| self.save(state, metrics))
     }
 
-    /// Returns true if `step` is the first that publishes weights since a checkpoint was due: the version that a
-    /// resume publishes again then names the same weights (laws C2, V1). The last step and ordered saves may lie
-    /// between two versions. Training on given data saves at every due step.
+    /// Returns true if `step` is the first that publishes weights since a checkpoint was due: the version
+    /// that a resume publishes again then names the same weights (laws C2, V1). The last step and ordered
+    /// saves may lie between two versions. Training on given data saves at every due step.
     fn saves_at(&self, step: u64, every: u64) -> bool {
         let spacing = if self.admission.is_some() { self.sync_every } else { 1 };
         step.is_multiple_of(spacing) && step % every < spacing
