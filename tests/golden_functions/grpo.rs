@@ -141,11 +141,8 @@ pub fn loss(case: &Case) -> Result<(), String> {
     case.only("inputs", INPUTS)?;
     case.only("config", CONFIG)?;
     let resolved = Resolved(case);
-    let mut loss = resolved.loss()?;
-    let (level, scale) = (resolved.level()?, resolved.scale()?);
-    // TRL's VESPO ignores `importance_sampling_level`, but the ratio of its KL penalty has that level.
-    let apart = matches!(loss.surrogate, LossChoice::Vespo(_)) && level != Level::Token;
-    let penalty = if apart { loss.kl_loss.take() } else { None };
+    let loss = resolved.loss()?;
+    let scale = resolved.scale()?;
 
     let mask = case.needed("completion_mask")?;
     let packing = Packing::new(&mask);
@@ -174,17 +171,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
         batch_tokens: packing.kept.len(),
         ..LossInputs::default()
     };
-    let mut output = loss.evaluate(&inputs).map_err(|error| error.to_string())?;
-    if penalty.is_some() {
-        let limits = loss.log_ratio_limits;
-        let of_kl = PolicyLoss { kl_loss: penalty, log_ratio_limits: limits, ..Grpo { level, ..Grpo::default() }.into() };
-        let advantages = vec![0.0; log_probs.len()];
-        let of_kl = of_kl.evaluate(&LossInputs { advantages: &advantages, ..inputs }).map_err(|error| error.to_string())?;
-        output.loss += of_kl.loss;
-        output.grad.iter_mut().zip(&of_kl.grad).for_each(|(grad, kl)| *grad += kl);
-        output.metrics.policy_loss += of_kl.loss;
-        output.metrics.kl_sum += of_kl.metrics.kl_sum;
-    }
+    let output = loss.evaluate(&inputs).map_err(|error| error.to_string())?;
 
     case.close("loss", &[output.loss], &case.expected("loss")?)?;
     case.close("grad_per_token_logps", &packing.unpack(&output.grad), &case.expected("grad_per_token_logps")?)?;
