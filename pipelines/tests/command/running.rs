@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, pipe};
+use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write, pipe};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
+
+use rustix::fs::{OFlags, fcntl_setfl};
 
 use crate::fork_server::{self, BINARY, Process};
 
@@ -116,6 +118,8 @@ fn ended(command: &mut Command) -> Ended {
 pub struct Running {
     process: Process,
     lines: Receiver<String>,
+    /// The standard output of a command that waits for a reader, and where its lines go.
+    unread: Option<(PipeReader, Sender<String>)>,
 }
 
 impl Running {
@@ -127,12 +131,31 @@ impl Running {
     pub fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = command(args);
         command.envs(variables.iter().copied());
-        let ((out, out_end), (error, error_end)) = (pipe().unwrap(), pipe().unwrap());
-        let process = Process::start(&command, out_end, error_end);
+        let mut running = Self::start_on(&command, pipe().unwrap());
+        running.read_on();
+        running
+    }
+
+    /// The same; after `room` bytes on standard output it waits until [`Self::read_on`].
+    pub fn start_unread(args: &[&str], room: usize) -> Self {
+        let (mut out, mut out_end) = pipe().unwrap();
+        fcntl_setfl(&out_end, OFlags::NONBLOCK).unwrap();
+        while out_end.write(&[b'\n'; 4096]).is_ok() {}
+        out.read_exact(&mut vec![0; room]).unwrap();
+        Self::start_on(&command(args), (out, out_end))
+    }
+
+    fn start_on(command: &Command, (out, out_end): (PipeReader, PipeWriter)) -> Self {
+        let (error, error_end) = pipe().unwrap();
+        let process = Process::start(command, out_end, error_end);
         let (send, lines) = channel();
-        forward(out, send.clone());
-        forward(error, send);
-        Running { process, lines }
+        forward(error, send.clone());
+        Running { process, lines, unread: Some((out, send)) }
+    }
+
+    /// Reads standard output from now on.
+    pub fn read_on(&mut self) {
+        self.unread.take().into_iter().for_each(|(out, to)| forward(out, to));
     }
 
     /// Waits for a line, on either stream, that `pick` makes something of.

@@ -315,22 +315,31 @@ fn ctrl_c_twice_stops_with_the_last_step_saved_and_exits_with_1() {
     assert!(read(&run.join("report.html")).contains("was stopped after"));
 }
 
-/// Law C1. The reward fails while the trainer works on a step, whose row is lost.
+/// Law C1. The log waits for a reader of the console, so the rows of the trainer's last steps are lost when the
+/// reward fails.
 #[test]
 fn a_run_that_another_stage_ends_keeps_the_last_step_of_its_trainer() {
     let folder = tempfile::tempdir().unwrap();
-    let (run, file) = (folder.path().join("run"), folder.path().join("my_reward.py"));
-    let metrics = run.join("metrics.jsonl");
-    let source = format!(
-        "import os\n\ndef reward(completion):\n    return 1 / (not os.path.exists({metrics:?}) or os.stat({metrics:?}).st_size < 2000)\n"
-    );
-    fs::write(&file, source).unwrap();
+    let (run, file, now) = (folder.path().join("run"), folder.path().join("my_reward.py"), folder.path().join("now"));
+    fs::write(&file, format!("import os\n\ndef reward(completion):\n    return 1 / (not os.path.exists({now:?}))\n")).unwrap();
     let reward = format!("reward={{kind=\"python\",file={file:?},retries=0,on_failure=\"fail\"}}");
-    let ended = rollflow(&run_args(GRPO, &run, &[&NEVER_IDLE[..], &["checkpoint.every=0", "filter=[]", &reward]].concat()));
-    assert_eq!(ended.code, Some(1), "{}", ended.err);
-    assert!(ended.err.contains("ZeroDivisionError"), "{}", ended.err);
-    let (logged, saved) = (rows(&run).last().unwrap()["step"].as_u64().unwrap(), checkpoints(&run));
-    assert!(saved.len() == 1 && saved[0] >= logged, "{saved:?} after row {logged}");
+    let sets = [&NEVER_IDLE[..], &["checkpoint.every=0", "filter=[]", "observe.log_every=1", &reward]].concat();
+    let mut running = Running::start_unread(&run_args(GRPO, &run, &sets), 8 << 10);
+    // The trainer takes many steps in the two seconds in which no row comes.
+    let (mut logged, mut polls) = (0, 0);
+    running.until("its log waits", |_| {
+        let before = std::mem::replace(&mut logged, rows(&run).len());
+        polls = if logged > before { 0 } else { polls + 1 };
+        logged > 9 && polls > 100
+    });
+    fs::write(&now, "").unwrap();
+    running.until("its trainer stopped", |_| fs::read_dir(run.join("checkpoints")).is_ok_and(|mut saved| saved.next().is_some()));
+    assert!(checkpoints(&run).is_empty(), "its rows are missing");
+    running.read_on();
+    running.line(|line| line.contains("ZeroDivisionError").then_some(()));
+    assert_eq!(running.end(), Some(1));
+    let (logged, saved) = (rows(&run).len() as u64, checkpoints(&run));
+    assert!(saved.len() == 1 && saved[0] > logged, "{saved:?} after row {logged}");
 }
 
 #[test]
