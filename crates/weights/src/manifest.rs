@@ -157,16 +157,10 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
 }
 
 impl Part {
-    /// Name that finds the part in other versions, whatever file of its outermost folder it is in there. Other
-    /// folders may have tensors of the same names, such as those of a reference.
+    /// Name that finds the part in other versions. Other files of a version may have tensors of the same names:
+    /// a critic's, a reference's and the optimizer's.
     pub(crate) fn key(&self, file: &str) -> String {
-        match &self.tensor {
-            Some(tensor) => match file.split_once('/') {
-                Some((folder, _)) => format!("tensor {tensor} of {folder}"),
-                None => format!("tensor {tensor}"),
-            },
-            None => format!("file {file}"),
-        }
+        self.tensor.as_ref().map_or_else(|| format!("file {file}"), |tensor| format!("tensor {tensor} of {file}"))
     }
 
     /// Bytes of a chunk, of which all but the last have `chunk`.

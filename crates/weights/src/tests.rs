@@ -213,7 +213,7 @@ fn a_lower_version_after_one_that_failed_is_the_newest() {
 
 /// A run's upload has its checkpoint, in a folder of another name each time, and the weights that it began from.
 #[test]
-fn tensors_of_the_same_names_in_two_folders_are_each_their_own() {
+fn tensors_of_the_same_names_in_several_files_are_each_their_own() {
     let scene = Scene::new();
     let (mut publisher, puller) = (scene.publisher(40, 2), scene.puller("pulled"));
     let mut tensors = [words(1, 4000), words(2, 40)];
@@ -221,15 +221,19 @@ fn tensors_of_the_same_names_in_two_folders_are_each_their_own() {
     for version in 1..=3 {
         tensors[0][version as usize * 7] ^= 1;
         let (model, whole) = (scene.model(version, &tensors, false), scene.root.join(format!("whole-{version}")));
-        for (from, to) in [(&model, format!("checkpoints/step_{version}")), (&before, "sft/step_9".to_owned())] {
-            fs::create_dir_all(whole.join(&to)).unwrap();
-            files(from).iter().for_each(|(name, bytes)| fs::write(whole.join(&to).join(name), bytes).unwrap());
+        for (from, to) in [(&model, "checkpoints/step_9"), (&before, "checkpoints/step_9/critic"), (&before, "sft/step_9")] {
+            fs::create_dir_all(whole.join(to)).unwrap();
+            files(from).iter().for_each(|(name, bytes)| fs::write(whole.join(to).join(name), bytes).unwrap());
         }
+        let reference = whole.join("checkpoints/step_9/reference.safetensors");
+        fs::copy(before.join("model.safetensors"), reference).unwrap();
         let published = publisher.publish(version, &whole.clone().into()).unwrap();
         assert_eq!(published.delta, version > 1, "{published:?}");
         let pulled = puller.pull(None).unwrap().folder;
-        assert_eq!(files(&pulled.join(format!("checkpoints/step_{version}"))), files(&model));
-        assert_eq!(files(&pulled.join("sft/step_9")), files(&before));
+        for path in below(&whole) {
+            let restored = fs::read(pulled.join(path.strip_prefix(&whole).unwrap())).unwrap();
+            assert!(restored == fs::read(&path).unwrap(), "{}", path.display());
+        }
     }
 }
 
