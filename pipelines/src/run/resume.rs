@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rollflow::observe::logs::{DEAD_LETTERS, last_step, rewind, rewind_events, rewind_to_lines};
 use rollflow::recipe::{Pipeline, Plan, parse};
 use rollflow::stages::train::Resumed;
@@ -27,6 +27,9 @@ pub struct ResumePoint {
 
 /// Finds the cut of the run in `run` and undoes everything after it. `None` if the run has no
 /// checkpoint and starts again. `overlaps`: a checkpoint is taken although rows before it are missing.
+///
+/// # Errors
+/// None of the checkpoints is intact, or a file can't be read or changed.
 pub fn rewind_to_checkpoint(run: &Path, overlaps: bool, say: impl Fn(&str)) -> Result<Option<ResumePoint>> {
     let checkpoints = run.join(CHECKPOINTS);
     checkpoint::remove_leftovers(&checkpoints)?;
@@ -43,6 +46,10 @@ pub fn rewind_to_checkpoint(run: &Path, overlaps: bool, say: impl Fn(&str)) -> R
         }
     }
     let chosen = chosen.or(later);
+    if chosen.is_none() && !checkpoint::named(&checkpoints)?.is_empty() {
+        let shown = checkpoints.display();
+        bail!("{shown} has no intact checkpoint; restore the files above, or move the folder away to begin again at step 1");
+    }
     // A run that was stopped or failed dropped the rows of its last steps, or the log was edited.
     if let Some((step, _)) = chosen.as_ref().filter(|(step, _)| *step > logged) {
         say(&format!(
