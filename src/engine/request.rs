@@ -8,6 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::EngineError;
 use crate::data::{Answer, Routes, Spans, Status};
 
+/// Lowest temperature above 0, and largest penalty and bias: with them, no finite logit becomes infinite.
+const COLDEST: f32 = 1e-20;
+const LARGEST: f32 = 1e6;
+
 /// Sampling parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -88,22 +92,25 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
-    /// Rejects values out of range.
+    /// Rejects values out of range. Those in range leave finite logits finite.
     pub fn check(&self) -> Result<(), EngineError> {
+        let adds = |number: f32| (-LARGEST..=LARGEST).contains(&number);
         let wrong = if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             ("temperature", self.temperature.to_string(), "a finite number ≥ 0")
+        } else if self.temperature > 0.0 && self.temperature < COLDEST {
+            ("temperature", self.temperature.to_string(), "at least 1e-20, or 0 for the likeliest token")
         } else if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             ("top_p", self.top_p.to_string(), "a number above 0, at most 1")
         } else if !(0.0..=1.0).contains(&self.min_p) {
             ("min_p", self.min_p.to_string(), "a number from 0 to 1")
-        } else if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
-            ("repetition_penalty", self.repetition_penalty.to_string(), "a finite number above 0")
-        } else if !self.presence_penalty.is_finite() {
-            ("presence_penalty", self.presence_penalty.to_string(), "a finite number")
-        } else if !self.frequency_penalty.is_finite() {
-            ("frequency_penalty", self.frequency_penalty.to_string(), "a finite number")
-        } else if let Some((token, bias)) = self.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
-            ("logit_bias", format!("{bias} for token {token}"), "finite numbers")
+        } else if !(LARGEST.recip()..=LARGEST).contains(&self.repetition_penalty) {
+            ("repetition_penalty", self.repetition_penalty.to_string(), "a number from 1e-6 to 1e6")
+        } else if !adds(self.presence_penalty) {
+            ("presence_penalty", self.presence_penalty.to_string(), "a number from -1e6 to 1e6")
+        } else if !adds(self.frequency_penalty) {
+            ("frequency_penalty", self.frequency_penalty.to_string(), "a number from -1e6 to 1e6")
+        } else if let Some((token, bias)) = self.logit_bias.iter().find(|(_, bias)| !adds(**bias)) {
+            ("logit_bias", format!("{bias} for token {token}"), "numbers from -1e6 to 1e6")
         } else if self.max_new_tokens == 0 {
             ("max_new_tokens", "0".into(), "at least 1")
         } else if self.stop.iter().any(String::is_empty) {

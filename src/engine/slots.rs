@@ -178,6 +178,8 @@ impl<State> Slots<State> {
         self.load = Load::default();
         let mut start = 0;
         for border in &mut self.borders {
+            // Fewer places are left if the newest samples were interrupted.
+            *border = (*border).min(self.places.len());
             while let Some(hole) = self.places[..*border].iter().position(Option::is_none) {
                 *border -= 1;
                 if let Some(sample) = self.places[*border].take() {
@@ -393,6 +395,19 @@ mod tests {
         slots.interrupt();
         assert_eq!(admit(&mut slots), [(7, vec![0], false), (7, vec![1], false)]);
         assert_eq!(slots.queued(), 2);
+    }
+
+    #[cfg(feature = "torch")]
+    #[test]
+    fn samples_of_an_older_part_may_be_interrupted() {
+        let mut slots = Slots::new(3);
+        slots.submit(group(7, 3));
+        admit(&mut slots);
+        slots.divide();
+        slots.interrupt_youngest();
+        slots.compact(|_, _, _| ());
+        slots.start_step(|_, _, _| ());
+        assert_eq!((slots.active(), slots.queued()), (2, 1));
     }
 
     proptest! {

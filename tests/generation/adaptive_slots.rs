@@ -3,17 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use crate::generating::policy;
 use rollflow::engine::{LocalEngine, Request, TokenEngine};
-use rollflow::model::ModelConfig;
 use rollflow::observe::Metric;
 use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
-
-fn policy() -> Policy {
-    let tokenizer = Tokenizer::characters("0123456789+=", 16).unwrap();
-    Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, 3).unwrap()
-}
 
 /// Tokens by group and sample, with at most `limits[step % len]` slots from that step on.
 fn generate(policy: &Policy, limits: &[usize]) -> BTreeMap<(u64, u32), Vec<u32>> {

@@ -2,30 +2,22 @@
 //! C1 and D4 (stopped anywhere, a conversation goes on in its middle and every token is accounted for).
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::generating::{Stopped, generate, policy, sampled, stopped_and_resumed};
 use proptest::prelude::*;
 use rollflow::data::chat::ChatTemplate;
 use rollflow::data::{Answer, ChatMessage};
 use rollflow::engine::{LocalEngine, Request, TokenEngine};
 use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step};
-use rollflow::flow::Capacity;
 use rollflow::model::ModelConfig;
-use rollflow::observe::Metric;
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use rollflow::rollout::{Agent, EvalSpec, Evaluation};
-use rollflow::rollout::{Fate, Progress, roll_out, why_lost};
+use rollflow::rollout::{Fate, roll_out, why_lost};
 use serde_json::Value;
-
-const GROUP: usize = 3;
-
-fn policy() -> Policy {
-    let tokenizer = Tokenizer::characters("0123456789+=", 16).unwrap();
-    Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, 3).unwrap()
-}
 
 #[test]
 fn n2_a_later_turn_draws_on_where_the_conversation_stands() {
@@ -96,76 +88,51 @@ fn echo_of(echo: Echo) -> Agent {
     Agent::new(move || echo.clone())
 }
 
-/// Prompts, the generator, and a sink that settles what arrives; stopped once so many tokens were sampled, if at all.
-fn generate(admission: &Admission, total: u64, stop_at: Option<u64>, agent: Agent) -> (Vec<Group>, f64) {
-    let (policy, metrics) = (policy(), Metrics::new());
-    let (publisher, published) = weights();
-    let again = admission.totals().open_groups;
-    let new = total - admission.totals().entered;
-    let prompts = Prompts::addition(1, 0).unwrap().limited(again + new);
-    let generator =
-        Generator::local(&policy).weights(published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5).environment(agent);
-    let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
-    let (arrived, settling) = (Arc::clone(&groups), admission.clone());
-    let mut flow = Flow::new("generate").admission(admission).metrics(&metrics);
-    flow.capacity(Capacity::items(2));
-    let prompts = flow.source("prompts", prompts);
-    let answered = flow.stage("generate", prompts, generator);
-    flow.sink("settle", answered, move |group: Group| {
-        settling.settle(&Batch { groups: vec![group.clone()], ..Batch::default() }).unwrap();
-        arrived.lock().unwrap().push(group);
-    });
-    publisher.publish(1, Arc::new(policy.weights().freeze())).unwrap();
-    admission.published(1);
-    let (handle, ended) = (flow.handle(), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let Some(tokens) = stop_at else { return };
-            while !ended.load(SeqCst) && admission.totals().generated < tokens {
-                std::thread::sleep(Duration::from_micros(100));
-            }
-            handle.stop();
-        });
-        flow.run(Until::finished()).unwrap();
-        ended.store(true, SeqCst);
-    });
-    (std::mem::take(&mut *groups.lock().unwrap()), metrics.newest(Metric::GeneratedTokens, &[]).unwrap_or(0.0))
-}
-
-fn sampled(groups: &[Group]) -> BTreeMap<(u64, u32), &Sample> {
-    groups.iter().flat_map(|group| &group.samples).map(|sample| ((sample.group_index, sample.index), sample)).collect()
+/// Groups of a run with this agent, and the tokens that metrics counted.
+fn converse(admission: &Admission, agent: Agent) -> (Vec<Group>, f64) {
+    generate(admission, 1, Stopped::Never, |generator| generator.environment(agent))
 }
 
 #[test]
 fn v3_in_rounds_rollouts_are_the_same_to_the_bit_however_long_environments_take() {
     // A credit more than there are prompts: the source asks for one before it sees that it has ended.
     let rounds = || Admission::new(6, 7, None).bounded(0);
-    let (swift, _) = generate(&rounds(), 6, None, echo(None));
-    let (slow, _) = generate(&rounds(), 6, None, echo(Some(Arc::default())));
+    let (swift, _) = converse(&rounds(), echo(None));
+    let (slow, _) = converse(&rounds(), echo(Some(Arc::default())));
     let (swift, slow) = (sampled(&swift), sampled(&slow));
     assert!(swift.values().any(|sample| sample.metadata["turns"] == 3), "some have several turns");
     assert_eq!(swift, slow);
 }
 
 #[test]
+fn v2_a_first_turn_that_has_expired_is_begun_again() {
+    let admission = Admission::new(6, 7, None).bounded(1);
+    let (publisher, published) = weights();
+    let frozen = Arc::new(policy().weights().freeze());
+    publisher.publish(1, frozen.clone()).unwrap();
+    let agent = echo(None).limits(|of| of.max_turns = 1);
+    let groups = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while admission.totals().generated < 5 {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            publisher.publish(10, frozen).unwrap();
+            admission.published(10);
+        });
+        generate(&admission, 1, Stopped::Never, |generator| generator.weights(published).environment(agent)).0
+    });
+    let versions = |sample: &&Sample| (sample.versions.oldest(), sample.versions.newest());
+    let seen: Vec<_> = sampled(&groups).values().map(versions).collect();
+    assert!(seen.contains(&(Some(10), Some(10))) && seen.iter().all(|(oldest, newest)| oldest == newest), "{seen:?}");
+}
+
+#[test]
 fn r249_an_environment_that_saves_its_state_is_restored_rather_than_played_again() {
-    let admission = || Admission::new(6, 7, None);
-    let (whole, _) = generate(&admission(), 6, None, echo(None));
     let restored: Arc<AtomicU64> = Arc::default();
     let agent = || echo_of(Echo { restored: Some(restored.clone()), ..Echo::default() });
-    let (mut life, mut groups) = (admission(), Vec::new());
-    for stop in [Some(100), Some(200), Some(300), None] {
-        groups.extend(generate(&life, 6, stop, agent()).0);
-        let saved = serde_json::to_string(&life.progress()).unwrap();
-        life = admission();
-        life.restore(serde_json::from_str::<Progress>(&saved).unwrap());
-    }
+    let stops = vec![100, 200, 300];
+    stopped_and_resumed(stops, |generator| generator.environment(echo(None)), |generator| generator.environment(agent()));
     assert!(restored.load(SeqCst) > 0, "some were between two turns");
-    let (found, expected) = (sampled(&groups), sampled(&whole));
-    assert!(found.keys().eq(expected.keys()));
-    for (key, expected) in expected {
-        assert_eq!((&found[&key].tokens, &found[&key].metadata), (&expected.tokens, &expected.metadata));
-    }
 }
 
 #[test]
@@ -292,7 +259,7 @@ fn d4_tokens_of_rollouts_that_lost_their_environment_are_accounted_for() {
     let admission = Admission::new(6, 7, None);
     let lives = Arc::default();
     let make = move || Doomed { lives: Arc::clone(&lives), broken: false, turns: 0 };
-    let (groups, counted) = generate(&admission, 6, None, Agent::new(make).limits(|of| of.replays = 1));
+    let (groups, counted) = converse(&admission, Agent::new(make).limits(|of| of.replays = 1));
     let lost = groups.iter().flat_map(|group| &group.samples).filter(|sample| sample.status == Status::Aborted);
     assert!(lost.clone().count() > 0 && lost.clone().all(|sample| sample.generated() > 0), "their turns were sampled");
     assert!(lost.clone().all(|sample| sample.metadata["environment_failure"] == "no machine is free"));
@@ -342,7 +309,7 @@ fn d4_a_rollout_that_ends_while_its_turns_are_replayed_loses_none_of_their_token
     for (case, later) in cases {
         let (admission, lives) = (Admission::new(6, 7, None), Arc::default());
         let make = move || Fickle { lives: Arc::clone(&lives), later: later.clone(), life: 0, turns: 0 };
-        let (groups, counted) = generate(&admission, 6, None, Agent::new(make));
+        let (groups, counted) = converse(&admission, Agent::new(make));
         let totals = admission.totals();
         assert_eq!((totals.imbalance(), totals.open_groups, totals.generated as f64), ((0, 0), 0, counted), "{case}");
         let late =
@@ -361,31 +328,7 @@ proptest! {
     /// Laws C1, D2, D3 and D4: stops at random moments, as by a second Ctrl-C, in the middle of turns and between them.
     #[test]
     fn conversations_stopped_and_resumed_are_those_of_a_run_that_was_not(stops in prop::collection::vec(1u64..500, 1..4)) {
-        let admission = || Admission::new(6, 7, None);
-        let (whole, _) = generate(&admission(), 6, None, echo(None));
-        prop_assert_eq!(whole.len(), 6);
-
-        let mut stops = stops;
-        stops.sort();
-        let (mut life, mut groups, mut counted) = (admission(), Vec::new(), 0.0);
-        for stop in stops.into_iter().map(Some).chain([None]) {
-            let (arrived, tokens) = generate(&life, 6, stop, echo(Some(Arc::default())));
-            groups.extend(arrived);
-            counted += tokens;
-            prop_assert_eq!(life.totals().imbalance(), (0, 0), "law D4 after a stop at {:?}", stop);
-            prop_assert_eq!(life.totals().generated as f64, counted, "metrics count every token once");
-            let saved = serde_json::to_string(&life.progress()).unwrap();
-            life = admission();
-            life.restore(serde_json::from_str::<Progress>(&saved).unwrap());
-        }
-        let totals = life.totals();
-        prop_assert_eq!((totals.open_groups, totals.open_tokens, totals.tokens.get(&Fate::Truncated)), (0, 0, None), "{:?}", &totals);
-        let (found, expected) = (sampled(&groups), sampled(&whole));
-        prop_assert!(found.keys().eq(expected.keys()));
-        for (key, expected) in expected {
-            let found = found[&key];
-            prop_assert_eq!((&found.tokens, &found.versions, found.status), (&expected.tokens, &expected.versions, expected.status));
-            prop_assert_eq!(&found.metadata, &expected.metadata);
-        }
+        let slow = || echo(Some(Arc::default()));
+        stopped_and_resumed(stops, |generator| generator.environment(echo(None)), |generator| generator.environment(slow()));
     }
 }

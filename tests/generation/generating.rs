@@ -1,11 +1,17 @@
-//! A small model in an engine, and what is asked of it.
+//! A small model in an engine or in a run, and what is asked of it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use rollflow::data::Tokenizer;
-use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams};
+use rollflow::data::Version;
+use rollflow::engine::{Finished, LocalEngine, Request};
+use rollflow::flow::Capacity;
 use rollflow::model::{Decoder, Family, GatedDelta, Layout, ModelConfig, Packed, Weights, log_probs_and_entropy};
+use rollflow::observe::Metric;
+use rollflow::prelude::*;
+use rollflow::rollout::{Admission, Fate, Progress};
 use tch::Tensor;
 
 pub fn config(family: Family, window: Option<usize>) -> ModelConfig {
@@ -97,4 +103,124 @@ pub fn rescored(config: &ModelConfig, weights: &Weights, prompt: &[u32], answer:
     let targets: Vec<i64> = answer.iter().map(|&token| i64::from(token)).collect();
     let (log_probs, _) = log_probs_and_entropy(&decoder.logits(&views, &rows), &Tensor::from_slice(&targets), temperature);
     log_probs.try_into().unwrap()
+}
+
+pub fn policy() -> Policy {
+    let tokenizer = Tokenizer::characters("0123456789+=", 16).unwrap();
+    Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, 3).unwrap()
+}
+
+pub const GROUP: usize = 3;
+
+/// Prompts of a run, however often it is stopped and resumed.
+const PROMPTS: u64 = 6;
+
+pub type LocalGenerator = Generator<LocalEngine>;
+
+/// When a run is stopped, as by a second Ctrl-C.
+#[derive(Clone, Copy, Debug)]
+pub enum Stopped {
+    Never,
+    /// Once so many tokens were sampled in all, sooner or later.
+    AtTokens(u64),
+    /// With its first group. Edges hold two more, so that others are in flight.
+    AtFirstGroup,
+}
+
+/// Runs prompts, a generator that `change` configures, and a sink that settles what arrives.
+/// Returns the groups, and the tokens that metrics counted.
+pub fn generate(
+    admission: &Admission,
+    version: Version,
+    stopped: Stopped,
+    change: impl FnOnce(LocalGenerator) -> LocalGenerator,
+) -> (Vec<Group>, f64) {
+    let (policy, metrics) = (policy(), Metrics::new());
+    let (publisher, published) = weights();
+    let again = admission.totals().open_groups;
+    let new = PROMPTS - admission.totals().entered;
+    let prompts = Prompts::addition(1, 0).unwrap().limited(again + new);
+    let generator = Generator::local(&policy).weights(published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5);
+    let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
+    let (arrived, settling) = (Arc::clone(&groups), admission.clone());
+
+    let mut flow = Flow::new("generate").admission(admission).metrics(&metrics);
+    let handle = flow.handle();
+    flow.capacity(Capacity::items(2));
+    let prompts = flow.source("prompts", prompts);
+    let answered = flow.stage("generate", prompts, change(generator));
+    flow.sink("settle", answered, move |group: Group| {
+        settling.settle(&Batch { groups: vec![group.clone()], ..Batch::default() }).unwrap();
+        arrived.lock().unwrap().push(group);
+        if matches!(stopped, Stopped::AtFirstGroup) {
+            handle.stop();
+        }
+    });
+    publisher.publish(version, Arc::new(policy.weights().freeze())).unwrap();
+    admission.published(version);
+    let (handle, ended) = (flow.handle(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let Stopped::AtTokens(tokens) = stopped else { return };
+            while !ended.load(SeqCst) && admission.totals().generated < tokens {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            handle.stop();
+        });
+        flow.run(Until::finished()).unwrap();
+        ended.store(true, SeqCst);
+    });
+    (std::mem::take(&mut *groups.lock().unwrap()), metrics.newest(Metric::GeneratedTokens, &[]).unwrap_or(0.0))
+}
+
+pub fn sampled(groups: &[Group]) -> BTreeMap<(u64, u32), &Sample> {
+    groups.iter().flat_map(|group| &group.samples).map(|sample| ((sample.group_index, sample.index), sample)).collect()
+}
+
+/// What a checkpoint keeps of a run: through text and back.
+pub fn saved(admission: &Admission) -> Progress {
+    serde_json::from_str(&serde_json::to_string(&admission.progress()).unwrap()).unwrap()
+}
+
+/// The next life of a run.
+pub fn next(of: &Admission, admission: impl Fn() -> Admission) -> Admission {
+    let admission = admission();
+    admission.restore(saved(of));
+    admission
+}
+
+/// Laws C1, D2, D3 and D4: a run that is stopped at these counts of tokens and resumed with `resumed`
+/// gives the groups of a run with `whole` that is not stopped.
+pub fn stopped_and_resumed(
+    mut stops: Vec<u64>,
+    whole: impl FnOnce(LocalGenerator) -> LocalGenerator,
+    resumed: impl Fn(LocalGenerator) -> LocalGenerator,
+) {
+    // A credit more than there are prompts: the source asks for one before it sees that it has ended.
+    let admission = || Admission::new(PROMPTS, PROMPTS + 1, None);
+    let (whole, _) = generate(&admission(), 1, Stopped::Never, whole);
+
+    stops.sort();
+    let (mut life, mut groups, mut counted) = (admission(), Vec::new(), 0.0);
+    for stop in stops.into_iter().map(Stopped::AtTokens).chain([Stopped::Never]) {
+        let (arrived, tokens) = generate(&life, 1, stop, &resumed);
+        groups.extend(arrived);
+        counted += tokens;
+        assert_eq!(life.totals().imbalance(), (0, 0), "law D4 after a stop at {stop:?}");
+        assert_eq!(life.totals().generated as f64, counted, "metrics count every token once");
+        life = next(&life, admission);
+    }
+    let totals = life.totals();
+    assert_eq!((totals.open_groups, totals.open_tokens, totals.tokens.get(&Fate::Truncated)), (0, 0, None), "{totals:?}");
+    assert!(groups.iter().all(|group| group.samples.len() == GROUP), "law D2: groups are whole");
+    assert_eq!([groups.len(), whole.len()], [PROMPTS as usize; 2], "each comes once");
+    let (found, expected) = (sampled(&groups), sampled(&whole));
+    assert!(found.keys().eq(expected.keys()));
+    for (key, expected) in expected {
+        let found = found[&key];
+        assert_eq!((&found.tokens, &found.versions, found.status), (&expected.tokens, &expected.versions, expected.status));
+        assert_eq!(found.metadata, expected.metadata);
+        let off = found.log_probs.iter().zip(&expected.log_probs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(off < 1e-4, "sample {key:?}: log-probabilities are off by {off}");
+    }
 }

@@ -3,18 +3,14 @@
 //!
 //! Laws: N2 and C1 (what was interrupted goes on as if it had not been), D2, D3, D4 (the ledger balances), D7 (a prompt that re-enters
 //! carries its partial completions), V2 (samples that would be too old start again), V5 (the policy for samples in flight is explicit).
-//! Longer than most files, because every test stops and resumes runs through the same helpers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use crate::generating::*;
 use proptest::prelude::*;
 use rollflow::data::{Answer, Version};
 use rollflow::engine::{FinishReason, Finished, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
-use rollflow::flow::Capacity;
 use rollflow::flow::RunContext;
 use rollflow::flow::from_iter;
 use rollflow::model::ModelConfig;
@@ -23,11 +19,6 @@ use rollflow::observe::Metric;
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use rollflow::rollout::{Fate, OpenGroup, Progress, Totals};
-
-/// What a checkpoint keeps of a run: through text and back.
-fn saved(admission: &Admission) -> Progress {
-    serde_json::from_str(&serde_json::to_string(&admission.progress()).unwrap()).unwrap()
-}
 
 /// The first so many prompts as they leave their source: new ones, or those that re-enter.
 fn entering(admission: &Admission, count: u64) -> Vec<Prompt> {
@@ -308,122 +299,22 @@ fn v2_what_has_expired_is_begun_anew_under_the_new_weights() {
     }
 }
 
-const GROUP: usize = 3;
-
-fn policy() -> Policy {
-    let tokenizer = Tokenizer::characters("0123456789+=", 16).unwrap();
-    Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, 3).unwrap()
-}
-
-/// When a run is stopped, as by a second Ctrl-C.
-#[derive(Clone, Copy, Debug)]
-enum Stopped {
-    Never,
-    /// Once so many tokens were sampled in all, sooner or later.
-    AtTokens(u64),
-    /// With its first group. Edges hold two more, so that others are under way.
-    AtFirstGroup,
-}
-
-/// Prompts, the generator, and a sink that settles what arrives. Gives the groups, and the tokens that metrics counted.
-fn generate(
-    admission: &Admission,
-    (version, total): (Version, u64),
-    stopped: Stopped,
-    generator: fn(Generator<LocalEngine>) -> Generator<LocalEngine>,
-) -> (Vec<Group>, f64) {
-    let (policy, metrics) = (policy(), Metrics::new());
-    let (publisher, published) = weights();
-    let again = admission.totals().open_groups;
-    let new = total - admission.totals().entered;
-    let prompts = Prompts::addition(1, 0).unwrap().limited(again + new);
-    let answering = Generator::local(&policy).weights(published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5);
-    let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
-    let (arrived, settling) = (Arc::clone(&groups), admission.clone());
-
-    let mut flow = Flow::new("generate").admission(admission).metrics(&metrics);
-    let handle = flow.handle();
-    flow.capacity(Capacity::items(2));
-    let prompts = flow.source("prompts", prompts);
-    let answered = flow.stage("generate", prompts, generator(answering));
-    flow.sink("settle", answered, move |group: Group| {
-        settling.settle(&Batch { groups: vec![group.clone()], ..Batch::default() }).unwrap();
-        arrived.lock().unwrap().push(group);
-        if matches!(stopped, Stopped::AtFirstGroup) {
-            handle.stop();
-        }
-    });
-    publisher.publish(version, Arc::new(policy.weights().freeze())).unwrap();
-    admission.published(version);
-    let (handle, ended) = (flow.handle(), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let Stopped::AtTokens(tokens) = stopped else { return };
-            while !ended.load(SeqCst) && admission.totals().generated < tokens {
-                std::thread::sleep(Duration::from_micros(100));
-            }
-            handle.stop();
-        });
-        flow.run(Until::finished()).unwrap();
-        ended.store(true, SeqCst);
-    });
-    (std::mem::take(&mut *groups.lock().unwrap()), metrics.newest(Metric::GeneratedTokens, &[]).unwrap_or(0.0))
-}
-
-/// The next life of a run.
-fn next(of: &Admission, admission: impl Fn() -> Admission) -> Admission {
-    let admission = admission();
-    admission.restore(saved(of));
-    admission
-}
-
-fn sampled(groups: &[Group]) -> BTreeMap<(u64, u32), &Sample> {
-    groups.iter().flat_map(|group| &group.samples).map(|sample| ((sample.group_index, sample.index), sample)).collect()
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 
     /// Laws C1, D2, D3 and D4 through the real stages: stops at random moments, as by a second Ctrl-C.
     #[test]
     fn a_run_stopped_and_resumed_gives_the_groups_of_one_that_was_not(stops in prop::collection::vec(1u64..400, 1..4)) {
-        // A credit more than there are prompts: the source asks for one before it sees that it has ended.
-        let admission = || Admission::new(6, 7, None);
-        let (whole, _) = generate(&admission(), (1, 6), Stopped::Never, |generator| generator);
-        prop_assert_eq!(whole.len(), 6);
-
-        let mut stops = stops;
-        stops.sort();
-        let (mut life, mut groups, mut counted) = (admission(), Vec::new(), 0.0);
-        for stop in stops.into_iter().map(Stopped::AtTokens).chain([Stopped::Never]) {
-            let (arrived, tokens) = generate(&life, (1, 6), stop, |generator| generator);
-            groups.extend(arrived);
-            counted += tokens;
-            prop_assert_eq!(life.totals().imbalance(), (0, 0), "law D4 after a stop at {:?}", stop);
-            prop_assert_eq!(life.totals().generated as f64, counted, "metrics count every token once");
-            life = next(&life, admission);
-        }
-        let totals = life.totals();
-        prop_assert_eq!((totals.open_groups, totals.open_tokens, totals.tokens.get(&Fate::Truncated)), (0, 0, None), "{:?}", &totals);
-        prop_assert!(groups.iter().all(|group| group.samples.len() == GROUP), "law D2: groups are whole");
-        prop_assert_eq!(groups.len(), 6, "each comes once");
-        let (found, expected) = (sampled(&groups), sampled(&whole));
-        prop_assert!(found.keys().eq(expected.keys()));
-        for (key, expected) in expected {
-            let found = found[&key];
-            prop_assert_eq!((&found.tokens, &found.versions, found.status), (&expected.tokens, &expected.versions, expected.status));
-            let off = found.log_probs.iter().zip(&expected.log_probs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            prop_assert!(off < 1e-4, "sample {:?}: log-probabilities are off by {}", key, off);
-        }
+        stopped_and_resumed(stops, |generator| generator, |generator| generator);
     }
 }
 
 /// A run under version 1 that was stopped in the middle of a sample. When a stop comes between samples, another run is tried.
-fn interrupted(admission: fn() -> Admission, generator: fn(Generator<LocalEngine>) -> Generator<LocalEngine>) -> Admission {
+fn interrupted(admission: fn() -> Admission, generator: fn(LocalGenerator) -> LocalGenerator) -> Admission {
     let unfinished = |group: &OpenGroup| group.answers.values().any(|answer| !answer.tokens.is_empty() && !answer.has_ended());
     let attempt = |_| {
         let first = admission();
-        let _settled = generate(&first, (1, 6), Stopped::AtFirstGroup, generator);
+        let _settled = generate(&first, 1, Stopped::AtFirstGroup, generator);
         saved(&first).ledger.open().any(unfinished).then_some(first)
     };
     (0..100).find_map(attempt).expect("one of 100 runs stops in the middle of a sample")
@@ -432,11 +323,11 @@ fn interrupted(admission: fn() -> Admission, generator: fn(Generator<LocalEngine
 /// A run stopped under version 1 and resumed under version 4.
 fn resumed_under_newer_weights(
     admission: fn() -> Admission,
-    generator: fn(Generator<LocalEngine>) -> Generator<LocalEngine>,
+    generator: fn(LocalGenerator) -> LocalGenerator,
 ) -> (Vec<Group>, Totals) {
     let first = interrupted(admission, generator);
     let second = next(&first, admission);
-    let (groups, _) = generate(&second, (4, 6), Stopped::Never, generator);
+    let (groups, _) = generate(&second, 4, Stopped::Never, generator);
     let totals = second.totals();
     assert_eq!((totals.imbalance(), totals.open_groups), ((0, 0), 0));
     (groups, totals)
@@ -510,7 +401,7 @@ fn d7_a_prompt_that_reenters_carries_its_partial_completions_and_weighs_their_to
 
 #[test]
 fn d7_a_generator_without_the_ledger_continues_what_a_prompt_carries() {
-    let (whole, _) = generate(&Admission::new(6, 7, None), (1, 6), Stopped::Never, |generator| generator);
+    let (whole, _) = generate(&Admission::new(6, 7, None), 1, Stopped::Never, |generator| generator);
     let whole = sampled(&whole);
     let (_, reentering) = stopped_and_reentering();
     let begun: usize = reentering.iter().map(Message::tokens).sum();

@@ -31,9 +31,9 @@ impl<E: TokenEngine> Rollouts<E> for MultiTurn {
         self.version = version;
         let Some(admission) = self.context.admission.clone() else { return };
         let expired = engine.restart_expired(&|ordinal, answer| {
-            self.rollouts
-                .get(&(ordinal, answer.index))
-                .is_some_and(|rollout| admission.expires(ordinal, &rollout.oldest(), version))
+            let expires = |answer: &Answer| admission.expires(ordinal, answer, version);
+            // Of a first turn only the engine has tokens.
+            self.rollouts.get(&(ordinal, answer.index)).is_some_and(|rollout| expires(answer) || expires(&rollout.oldest()))
         });
         self.discard_turns(&expired);
     }
