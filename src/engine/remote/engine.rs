@@ -269,13 +269,21 @@ pub trait WeightControl: Send + Sync {
     }
 
     /// Loads a PEFT folder as an adapter of this name, replacing one that has it.
-    async fn load_adapter(&self, name: &str, folder: &Path) -> Result<(), RemoteError>;
+    async fn load_adapter(&self, name: &str, folder: &Path) -> Result<(), RemoteError> {
+        let _nothing = (name, folder);
+        Err(RemoteError::new("this engine", Fault::Unsupported("loading adapters")))
+    }
 
     /// Unloads an adapter.
-    async fn unload_adapter(&self, name: &str) -> Result<(), RemoteError>;
+    async fn unload_adapter(&self, name: &str) -> Result<(), RemoteError> {
+        let _nothing = name;
+        Ok(())
+    }
 
     /// Names of the loaded adapters.
-    async fn adapters(&self) -> Result<Vec<String>, RemoteError>;
+    async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
+        Ok(Vec::new())
+    }
 
     /// Labels the served weights.
     async fn label(&self, label: &str) -> Result<(), RemoteError>;
@@ -284,7 +292,9 @@ pub trait WeightControl: Send + Sync {
     async fn served(&self) -> Result<Option<String>, RemoteError>;
 
     /// Checksums by tensor name; `None` if the engine has none.
-    async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError>;
+    async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
+        Ok(None)
+    }
 
     /// Clears the cache of finished work.
     async fn flush_cache(&self) -> Result<(), RemoteError>;

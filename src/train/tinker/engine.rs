@@ -3,7 +3,6 @@
 //! Each version of the weights is a sampling session. A completion that has begun ends in its
 //! session, and its tokens have that version; there is no swap in the middle.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -184,28 +183,12 @@ impl WeightControl for TinkerEngine {
         Ok(())
     }
 
-    async fn load_adapter(&self, _: &str, _: &Path) -> Result<(), RemoteError> {
-        Err(RemoteError::new(self.name(), Fault::Unsupported("loading adapters of other trainers")))
-    }
-
-    async fn unload_adapter(&self, _: &str) -> Result<(), RemoteError> {
-        Ok(())
-    }
-
-    async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
-        Ok(Vec::new())
-    }
-
     async fn label(&self, _: &str) -> Result<(), RemoteError> {
         Ok(())
     }
 
     async fn served(&self) -> Result<Option<String>, RemoteError> {
         Ok(self.serving.lock().as_ref().map(|(label, _)| label.clone()))
-    }
-
-    async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
-        Ok(None)
     }
 
     async fn flush_cache(&self) -> Result<(), RemoteError> {

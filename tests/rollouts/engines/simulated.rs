@@ -181,18 +181,6 @@ impl WeightControl for Engine {
         Ok(())
     }
 
-    async fn load_adapter(&self, _: &str, _: &Path) -> Result<(), RemoteError> {
-        unreachable!("the simulation has no adapters")
-    }
-
-    async fn unload_adapter(&self, _: &str) -> Result<(), RemoteError> {
-        Ok(())
-    }
-
-    async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
-        Ok(Vec::new())
-    }
-
     async fn label(&self, _: &str) -> Result<(), RemoteError> {
         self.takes(Duration::from_millis(10)).await
     }
@@ -200,10 +188,6 @@ impl WeightControl for Engine {
     async fn served(&self) -> Result<Option<String>, RemoteError> {
         self.takes(Duration::from_millis(10)).await?;
         Ok(self.machine.lock().unwrap().label.map(|version| version.to_string()))
-    }
-
-    async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
-        Ok(None)
     }
 
     async fn flush_cache(&self) -> Result<(), RemoteError> {

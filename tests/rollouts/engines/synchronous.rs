@@ -3,7 +3,6 @@
 //! Laws V2 (no token of an older version is trained), V4 (an engine without verified weights gets no work), D4 (the ledger balances) and F6 (a
 //! sample that no engine makes costs itself).
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -144,18 +143,6 @@ impl WeightControl for Unsteady {
         }
     }
 
-    async fn load_adapter(&self, _: &str, _: &Path) -> Result<(), RemoteError> {
-        self.error(Fault::Unsupported("adapters"))
-    }
-
-    async fn unload_adapter(&self, _: &str) -> Result<(), RemoteError> {
-        Ok(())
-    }
-
-    async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
-        Ok(Vec::new())
-    }
-
     async fn label(&self, label: &str) -> Result<(), RemoteError> {
         self.state.lock().unwrap().label = Some(label.to_owned());
         Ok(())
@@ -163,10 +150,6 @@ impl WeightControl for Unsteady {
 
     async fn served(&self) -> Result<Option<String>, RemoteError> {
         Ok(self.state.lock().unwrap().label.clone())
-    }
-
-    async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
-        Ok(None)
     }
 
     async fn flush_cache(&self) -> Result<(), RemoteError> {
