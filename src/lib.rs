@@ -13,11 +13,13 @@ pub mod flow;
 pub mod judge;
 #[cfg(feature = "torch")]
 pub mod model;
-/// Number formats of models; models themselves need the feature `torch`.
+/// Number formats and folders of models; models themselves need the feature `torch`.
 #[cfg(not(feature = "torch"))]
 pub mod model {
     mod dtype;
+    mod folder_files;
     pub use dtype::Dtype;
+    pub use folder_files::holds_adapter;
 }
 pub mod observe;
 pub mod ranks;

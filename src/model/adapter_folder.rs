@@ -7,14 +7,13 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::config_json::says_4_bits;
-use super::folder::{Kept, WeightFile, load_hf_as, read_tensors, write_tensors};
+use super::folder::{Kept, WeightFile, load_hf_as, no_weights, read_tensors, write_tensors};
+use super::folder_files::{ADAPTER_CONFIG as CONFIG, holds_adapter};
 use super::keys::{Keys, read_object};
 use super::{Adapter, Dtype, Entry, Lora, ModelConfig, ModelError, Weights};
 use crate::hub::{Cache, Hub, hub_id};
 use crate::util::atomic_file;
 
-/// The file that makes a folder one of adapters.
-pub(super) const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// PEFT keys that change the computation in unsupported ways. Only neutral values are accepted.
@@ -121,14 +120,9 @@ fn named_for_base(adapter: &Adapter) -> Vec<Entry> {
 pub fn load_adapter(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelError> {
     let lora = read_config(&dir.join(CONFIG))?.0.on_model(config)?;
     let layout = lora.layout(config);
-    let (path, kept) = (dir.join(WEIGHTS), Kept { dtype: Dtype::F32, in_4_bits: false });
+    let (path, kept) = (weights_file(dir)?, Kept { dtype: Dtype::F32, in_4_bits: false });
     let (flat, ..) = read_tensors(&layout, &path, vec![path.clone()], None, kept)?;
     Ok(Adapter { lora: Arc::new(lora), layout: Arc::new(layout), flat })
-}
-
-/// Returns true if `dir` holds adapters and no model.
-pub(crate) fn holds_adapter(dir: &Path) -> bool {
-    dir.join(CONFIG).is_file() && !dir.join("config.json").exists()
 }
 
 /// Returns the base model's folder of the adapters in `dir`, if they name one. A model of the hub is fetched
@@ -224,9 +218,15 @@ fn of_gate_up(keys: &Keys, given: Option<&Value>, key: &'static str, is_known: b
     }
 }
 
+/// The file of adapters in `dir`, which is there.
+fn weights_file(dir: &Path) -> Result<PathBuf, ModelError> {
+    let path = dir.join(WEIGHTS);
+    if path.exists() { Ok(path) } else { Err(no_weights(dir, WEIGHTS)) }
+}
+
 /// Names of the modules whose adapters a file of tensors has.
-fn adapted_modules(path: &Path) -> Result<Vec<String>, ModelError> {
-    let tensors = WeightFile::open(path.to_owned())?.names();
+fn adapted_modules(path: PathBuf) -> Result<Vec<String>, ModelError> {
+    let tensors = WeightFile::open(path)?.names();
     let modules = tensors.iter().filter_map(|name| name.strip_suffix(".lora_A.weight"));
     let modules = modules.filter(|module| !module.contains(".mlp.experts") && !module.ends_with(".mlp.gate"));
     let names: BTreeSet<String> = modules.map(|module| module.rsplit('.').next().unwrap_or(module).to_owned()).collect();
@@ -274,7 +274,7 @@ fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
     let mut targets = match map.get("target_modules") {
         Some(Value::String(all)) if all == Lora::ALL => vec![all.clone()],
         // A pattern: what it means is what there is.
-        Some(Value::String(_)) => adapted_modules(&path.with_file_name(WEIGHTS))?,
+        Some(Value::String(_)) => adapted_modules(weights_file(path.parent().unwrap_or(path))?)?,
         // Where names are not plain, PEFT writes the paths of all.
         _ => {
             let names: Vec<String> = keys.required("target_modules", "a list of projections, a pattern, or \"all-linear\"")?;

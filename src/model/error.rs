@@ -37,9 +37,9 @@ pub enum ModelError {
     /// A context beyond the model's longest.
     #[error("a context of {0} tokens; the model's is from 1 to {1}")]
     Context(usize, usize),
-    /// An operation on a file or folder failed.
+    /// An operation on a file or folder failed. The message contains the cause; there is no other source.
     #[error("{path}: {1}", path = .0.display())]
-    Io(PathBuf, #[source] io::Error),
+    Io(PathBuf, io::Error),
     /// A file or folder with invalid or unsupported contents: no JSON, no safetensors, a key that is
     /// missing or has another value than supported, tensors that don't make up the model (all
     /// problems together), adapters without or with another base.

@@ -8,8 +8,9 @@ use safetensors::tensor::{self, View};
 use serde_json::Map;
 use tch::Tensor;
 
-use super::adapter_folder::{holds_adapter, load_adapter, named_base};
+use super::adapter_folder::{load_adapter, named_base};
 use super::folder::{StoredTensors, write_views};
+use super::folder_files::holds_adapter;
 use super::layout::Role;
 use super::shards::{extend, shard_name, shards, write_configs, write_map};
 use super::{Adapter, Dtype, Entry, Layout, ModelConfig, ModelError, StoredModel};

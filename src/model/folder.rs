@@ -13,12 +13,13 @@ use safetensors::tensor::{Metadata, TensorInfo, View};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use super::adapter_folder::{folder_config, holds_adapter, load_with_base, named_base, save_adapter};
+use super::adapter_folder::{folder_config, load_with_base, named_base, save_adapter};
+use super::folder_files::{INDEX, WHOLE, holds_adapter};
 use super::keys::read_object;
 use super::layout::{HEAD, part};
 use super::matched::{Matched, is_foreign, matched};
 use super::quantised::{Place, Quantised, is_packed};
-use super::shards::{INDEX, TensorSlice, WHOLE, save_hf_as};
+use super::shards::{TensorSlice, save_hf_as};
 use super::{Dtype, Entry, Layout, ModelConfig, ModelError, Weights, nf4};
 use crate::hub::Hub;
 use crate::util::reading;
@@ -443,11 +444,30 @@ impl<'a> Stored<'a> {
 /// The one file, or every shard that the index names.
 pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
     let (whole, index) = (dir.join(WHOLE), dir.join(INDEX));
-    if !index.exists() || whole.exists() {
+    if whole.exists() {
         return Ok(vec![whole]);
+    }
+    if !index.exists() {
+        return Err(no_weights(dir, "model.safetensors and no index"));
     }
     let (object, bad) = (read_object(&index)?, |problem| ModelError::malformed(&index, problem));
     let map = object.get("weight_map").and_then(Value::as_object).ok_or_else(|| bad("it has no object `weight_map`"))?;
     let names = map.values().map(Value::as_str).collect::<Option<BTreeSet<_>>>();
     Ok(names.ok_or_else(|| bad("`weight_map` names no file"))?.into_iter().map(|name| dir.join(name)).collect())
+}
+
+/// Names of files of pickled weights.
+const PICKLED: [&str; 4] = ["pytorch_model", "model", "adapter_model", "consolidated"];
+
+/// For a folder without its files of weights. If they are pickled, the error has the remedy.
+pub(super) fn no_weights(dir: &Path, lacks: &str) -> ModelError {
+    let is_pickled = |name: &str| {
+        [".bin", ".pth"].iter().any(|end| name.ends_with(end)) && PICKLED.iter().any(|begin| name.starts_with(begin))
+    };
+    let mut files = fs::read_dir(dir).into_iter().flatten().flatten();
+    let remedy = match files.any(|file| is_pickled(&file.file_name().to_string_lossy())) {
+        true => "; its weights are pickled: save it again with save_pretrained(…, safe_serialization=True)",
+        false => "",
+    };
+    ModelError::malformed(dir, format!("it has no {lacks}{remedy}"))
 }

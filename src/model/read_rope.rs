@@ -71,6 +71,11 @@ fn share(keys: &Keys, defaults: &Definition) -> Result<Option<f64>, ModelError> 
     }
 }
 
+/// LongRoPE's factor of attention that transformers derives from the factor of the context.
+pub(super) fn longrope_attention(factor: f64, original: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
+}
+
 /// Stretching of the rotary frequencies by the keys of `rope`, an object of `keys`.
 pub(super) fn scaling(keys: &Keys, rope: &Keys, max_positions: usize) -> Result<RopeScaling, ModelError> {
     let number = |key: &str| rope.required::<f64>(key, "a number");
@@ -88,11 +93,10 @@ pub(super) fn scaling(keys: &Keys, rope: &Keys, max_positions: usize) -> Result<
         Some("longrope" | "su") => {
             let factors = |key: &str| rope.required::<Vec<f64>>(key, "a list of numbers");
             let factor = given("factor")?.unwrap_or(max_positions as f64 / original);
-            let stretched = || if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
             RopeScaling::LongRope {
                 short_factor: factors("short_factor")?,
                 long_factor: factors("long_factor")?,
-                attention_factor: given("attention_factor")?.unwrap_or_else(stretched),
+                attention_factor: given("attention_factor")?.unwrap_or_else(|| longrope_attention(factor, original)),
                 original_max_position_embeddings: original,
                 stretched: max_positions,
             }

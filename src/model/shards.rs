@@ -8,14 +8,10 @@ use serde_json::{Map, Value, json};
 use tch::Tensor;
 
 use super::folder::write_tensors;
+use super::folder_files::{INDEX, WHOLE};
 use super::layout::part;
 use super::{Dtype, Entry, Layout, ModelConfig, ModelError, Weights};
 use crate::util::atomic_file;
-
-/// The file of a model that has one.
-pub(super) const WHOLE: &str = "model.safetensors";
-/// The file that maps tensors to the files of a model that has several.
-pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// Writes a complete model folder without tokenizer: `config.json`, `generation_config.json` and
 /// weights.

@@ -1,6 +1,6 @@
 //! PEFT's folders of adapters: what is read, and what is refused by its key.
 
-use rollflow::model::{Lora, load_adapter, save_adapter};
+use rollflow::model::{Lora, base_of, load_adapter, load_hf, save_adapter, save_hf};
 
 /// As PEFT writes what it was asked for: names, paths of all modules, or a pattern; and with the scale of rsLoRA.
 #[test]
@@ -48,6 +48,34 @@ fn adapters_of_a_gemma_3_that_takes_images_have_the_names_of_its_language_model(
     assert!(tensors.names().iter().all(|name| name.starts_with("base_model.model.model.language_model.layers.")));
     let again = load_adapter(folder.path(), &config).unwrap();
     assert!(again.flat == adapter.flat && again.lora.to_string() == adapter.lora.to_string());
+}
+
+/// axolotl saves the configuration of the base, too.
+#[test]
+fn adapters_with_the_configuration_of_their_base_are_loaded_over_it() {
+    let (config, base, folder) = (crate::tiny::model(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let weights = crate::tiny::weights(1);
+    save_hf(base.path(), &config, &weights).unwrap();
+    let mut lora = Lora::new(4, 8.0, &["q_proj"]).unwrap();
+    lora.base = Some(base.path().to_owned());
+    let adapter = weights.adapted(&config, lora, 7).adapter.unwrap();
+    save_adapter(folder.path(), &adapter).unwrap();
+    std::fs::copy(base.path().join("config.json"), folder.path().join("config.json")).unwrap();
+    assert!(base_of(folder.path()).unwrap().is_some());
+    assert!(load_hf(folder.path()).unwrap().1.adapter.unwrap().flat == adapter.flat);
+    // With weights of a model, it is a model.
+    std::fs::copy(base.path().join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    assert!(load_hf(folder.path()).unwrap().1.adapter.is_none());
+}
+
+#[test]
+fn adapters_that_are_pickled_are_refused_with_the_remedy() {
+    let (config, folder) = (crate::tiny::model(), tempfile::tempdir().unwrap());
+    let adapter = crate::tiny::weights(1).adapted(&config, Lora::new(4, 8.0, &["q_proj"]).unwrap(), 7).adapter.unwrap();
+    save_adapter(folder.path(), &adapter).unwrap();
+    std::fs::rename(folder.path().join("adapter_model.safetensors"), folder.path().join("adapter_model.bin")).unwrap();
+    let error = load_adapter(folder.path(), &config).unwrap_err().to_string();
+    assert!(error.contains("it has no adapter_model.safetensors; its weights are pickled"), "{error}");
 }
 
 #[test]

@@ -101,6 +101,30 @@ fn what_a_configuration_leaves_out_is_what_transformers_takes() {
     assert_eq!(llama.load().unwrap().0.to_json()["rope_parameters"]["original_max_position_embeddings"], 16.0);
 }
 
+/// transformers 4 takes three keys of Phi-3's `rope_scaling` and derives the factor of attention; so does 5.
+#[test]
+fn a_saved_phi3_has_longrope_in_the_form_that_transformers_4_and_5_load() {
+    let folder = Folder::copy_of("phi3_longrope");
+    let saved_again = || {
+        let ((config, weights), dir) = (folder.load().unwrap(), tempfile::tempdir().unwrap());
+        save_hf(dir.path(), &config, &weights).unwrap();
+        assert_eq!(ModelConfig::from_dir(dir.path()).unwrap(), config);
+        config.to_json()
+    };
+    let json = saved_again();
+    let expected = json!({"type": "longrope", "short_factor": [1.0, 1.3, 1.7], "long_factor": [2.0, 4.0, 8.0]});
+    assert_eq!((&json["rope_scaling"], &json["original_max_position_embeddings"]), (&expected, &json!(64)));
+
+    // A factor that is not derived is kept, for transformers 5.
+    let mut rope = json["rope_parameters"].clone();
+    rope["attention_factor"] = json!(1.5);
+    folder.set("rope_parameters", Some(rope));
+    let json = saved_again();
+    let scaling = &json["rope_scaling"];
+    assert_eq!((&scaling["rope_type"], &scaling["attention_factor"]), (&json!("longrope"), &json!(1.5)));
+    assert_eq!(json["original_max_position_embeddings"], 64);
+}
+
 #[test]
 fn a_share_of_rotated_columns_is_saved_where_readers_of_stretched_rotations_look() {
     let config = Folder::copy_of("qwen3_5_padded").load().unwrap().0.to_json();

@@ -173,7 +173,22 @@ fn a_shard_that_is_absent_or_damaged_is_named() {
     fs::write(&shard, &bytes[..bytes.len() - 1]).unwrap();
     assert_names(&folder.error(), &["model-00003-of-00007.safetensors", "not a readable safetensors file"]);
     fs::remove_file(&shard).unwrap();
-    assert_names(&folder.error(), &["model-00003-of-00007.safetensors", "No such file"]);
+    let error = folder.load().unwrap_err();
+    assert_names(&error.to_string(), &["model-00003-of-00007.safetensors", "No such file"]);
+    assert!(std::error::Error::source(&error).is_none(), "a chain of causes would repeat the message: {error}");
+}
+
+#[test]
+fn a_folder_without_safetensors_is_refused_with_the_remedy_for_pickled_weights() {
+    let folder = Folder::copy_of("llama_tied");
+    fs::remove_file(folder.path("model.safetensors")).unwrap();
+    fs::write(folder.path("training_args.bin"), "").unwrap();
+    assert!(folder.error().ends_with(": it has no model.safetensors and no index"), "{}", folder.error());
+    fs::write(folder.path("pytorch_model.bin"), "").unwrap();
+    for error in [folder.load().unwrap_err(), model::check_folder(folder.0.path()).unwrap_err()] {
+        assert!(matches!(error, ModelError::Malformed(..)), "{error:?}");
+        assert_names(&error.to_string(), &["has no model.safetensors and no index", "pickled", "safe_serialization=True"]);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use rollflow::model::{Dtype, base_of, export_hf, folder_config, load_adapter, save_adapter};
+use rollflow::model::{Dtype, base_of, export_hf, folder_config, holds_adapter, load_adapter, save_adapter};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::train::companions;
 use rollflow::train::tinker;
@@ -96,8 +96,7 @@ impl Export {
     }
 
     fn write_from(&self, from: PathBuf) -> Result<PathBuf> {
-        // A folder of adapters has no model.
-        let (base, adapted) = (base_of(&from)?, !from.join("config.json").exists());
+        let (base, adapted) = (base_of(&from)?, holds_adapter(&from));
         ensure!(adapted || !self.adapter, "{} holds no adapters, but a whole model; leave --adapter out", from.display());
         let folder = self.part_folder("writing")?;
         let written = match self.adapter {
@@ -105,7 +104,8 @@ impl Export {
             false => export_hf(&from, &folder, self.dtype, self.max_shard_size),
         };
         written.with_context(|| format!("exporting {}", from.display()))?;
-        // Adapters may have come without what the model under them has.
+        // Adapters without a tokenizer are used with the base's. The companions are tokenizer files and templates.
+        let base = base.filter(|_| !from.join("tokenizer.json").exists());
         for origin in base.iter().chain([&from]) {
             for (name, content) in companions(origin)? {
                 let path = folder.join(&name);

@@ -21,6 +21,7 @@ use super::transfer::TensorSource;
 use super::{FleetHandle, InferenceEngine, PauseMode};
 use crate::data::Version;
 use crate::engine::EngineError;
+use crate::model::holds_adapter;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::POSITIVE;
 
@@ -154,8 +155,7 @@ impl From<&Path> for Update {
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let version = name.strip_prefix('v').and_then(|digits| digits.parse().ok()).unwrap_or(0);
-        let adapter = folder.join("adapter_config.json").is_file() && !folder.join("config.json").exists();
-        Update { adapter, ..Update::unprobed(version, folder) }
+        Update { adapter: holds_adapter(&folder), ..Update::unprobed(version, folder) }
     }
 }
 
