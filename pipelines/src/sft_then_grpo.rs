@@ -7,9 +7,10 @@
 use anyhow::{Context, Result};
 use rollflow::flow::{Ended, Interrupts};
 use rollflow::prelude::*;
-use rollflow::recipe::{Pipeline, Plan};
+use rollflow::recipe::{Pipeline, Plan, Task, TaskData};
 
 use crate::assemble::models::{Lineage, model_folder};
+use crate::assemble::supervised::is_laid_out;
 use crate::registry::Registry;
 use crate::run::SFT;
 use crate::run::folder::RunFolder;
@@ -43,7 +44,7 @@ pub fn learned(plan: &Plan, registry: &Registry, run: &RunFolder, policy: &Polic
     Ok(WarmUp::Learned(learned))
 }
 
-/// The recipe of the supervised part.
+/// The recipe of the supervised part. Leaves out keys that `check` refuses in a run of pipeline = "sft".
 fn supervised(plan: &Plan) -> Plan {
     let mut part = Plan {
         pipeline: Pipeline::Sft,
@@ -61,5 +62,41 @@ fn supervised(plan: &Plan) -> Plan {
         ..Plan::default()
     };
     part.observe.metrics = None;
+    if let Some(lora) = &mut part.lora {
+        // No generator is given adapters, which are saved in f32.
+        lora.sync = None;
+        part.checkpoint.dtype = None;
+    }
+    part.task.shuffle = true;
+    let rows = part.sft.as_ref().is_some_and(|sft| is_laid_out(sft) && sft.sources().is_empty());
+    match &mut part.task.data {
+        // The pairs are those of [sft].
+        TaskData::Environment { .. } => part.task = Task::default(),
+        TaskData::Data(of) if rows => of.sources.iter_mut().for_each(|source| source.weight = None),
+        _ => {}
+    }
     part
+}
+
+#[cfg(test)]
+mod tests {
+    use rollflow::recipe::parse;
+
+    use super::supervised;
+
+    #[test]
+    fn the_recipe_of_the_supervised_part_is_accepted() {
+        for keys in [
+            "task = { kind = 'arithmetic', shuffle = false }\nsft = {}\nlora.sync = 'adapter'",
+            "task.kind = 'arithmetic'\nsft = {}\nlora = { base = 'nf4', sync = 'adapter' }\n\
+             critic = {}\ncheckpoint.dtype = 'bf16'",
+            "task.kind = 'environment'\nenvironment = { kind = 'verifiers', name = 'x' }\nsft.data = 'a.jsonl'",
+            "task.sources = [{ data = 'a.jsonl', weight = 1.0 }]\nsft = { max_length = 64, packing = 'best_fit' }",
+        ] {
+            let text = format!("pipeline = 'sft_then_grpo'\nmodel.kind = 'tiny'\nreward.kind = 'exact'\n{keys}");
+            let part = supervised(&parse("recipe.toml", &text, &[]).unwrap());
+            let again = parse("part.toml", &part.to_toml(), &[]).unwrap_or_else(|errors| panic!("{keys}: {errors}"));
+            assert!(again.lora.is_none_or(|lora| lora.sync.is_none()) && again.checkpoint.dtype.is_none());
+        }
+    }
 }

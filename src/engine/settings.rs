@@ -32,7 +32,7 @@ section! {
         /// Servers to start on this machine for the duration of the run, in addition to `urls`.
         launch: Launch = Launch::default();
         /// Number of servers to start.
-        replicas: usize = 1, SOME;
+        replicas: usize = 1, REPLICAS;
         /// GPU of each started server, by its number from 0. Left out: one GPU each, of those that
         /// the run does not compute on, as far as there are any; with `carry = "ipc"`, the trainer's.
         devices: Vec<usize> = Vec::new();
@@ -81,6 +81,11 @@ section! {
 
 const SHARE_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 0, below 1", holds: |value| value.is_none_or(|value| value > 0.0 && value < 1.0) };
+
+/// Most servers that a run can start, each at another port.
+const MOST_REPLICAS: usize = 65_536;
+
+const REPLICAS: Limit<usize> = Limit { text: "1 to 65536", holds: |count| (1..=MOST_REPLICAS).contains(count) };
 
 const PORT: Limit<usize> = Limit { text: "1 to 65535", holds: |port| (1..=65_535).contains(port) };
 
@@ -147,8 +152,10 @@ impl Engine {
 
     /// Addresses of the servers that the run starts.
     pub fn launched_urls(&self) -> Vec<String> {
-        let of = |at: usize| format!("http://127.0.0.1:{}", self.port + at);
-        if self.launch == Launch::None { Vec::new() } else { (0..self.replicas).map(of).collect() }
+        let of = |at: usize| format!("http://127.0.0.1:{}", self.port.saturating_add(at));
+        // Checks also ask for the addresses of a section that is out of range.
+        let count = if self.launch == Launch::None { 0 } else { self.replicas.min(MOST_REPLICAS) };
+        (0..count).map(of).collect()
     }
 
     /// GPU of each server that the run starts, by number: those of the section, or one each of `count`, GPUs that

@@ -107,6 +107,7 @@ fn between(plan: &Plan, note: Note) {
     sources::store(plan, note);
     live_page(plan, note);
     unused::unused(plan, note);
+    groups::rewards(plan, note);
     training::lr_scale(plan, note);
     training::masters(plan, note);
     match plan.pipeline {
@@ -186,11 +187,16 @@ fn known(steps: u64, epochs: Option<f64>) -> u64 {
 }
 
 fn schedule(section: &str, steps: u64, schedule: &Schedule, note: Note) {
-    if schedule.warmup > steps {
-        let message = format!("`{section}.schedule.warmup` is {}, but there are only {steps} steps", schedule.warmup);
+    let (warmup, kind) = (schedule.warmup, schedule.kind);
+    // A decay needs a step after the warm-up. A run of 0 steps has another error.
+    let no_decay = kind != crate::algo::Decay::Constant && warmup == steps && steps > 0;
+    if warmup > steps || no_decay {
+        let why = if no_decay { format!("a \"{}\" schedule falls after its warm-up, and ", kind.word()) } else { String::new() };
+        let message = format!("`{section}.schedule.warmup` is {warmup}, but {why}there are only {steps} steps");
         let from: &[_] = match section {
             "sft" => &["sft.steps"],
             "reward_model" => &["reward_model.steps"],
+            "train" => &["train.steps", "critic.warmup_steps"],
             _ => &["train.steps"],
         };
         note(&format!("{section}.schedule.warmup"), from, message, "make it shorter than the run");
@@ -259,13 +265,7 @@ fn cache(plan: &Plan, note: Note) {
 }
 
 fn environment(plan: &Plan, note: Note) {
-    let Some(of) = &plan.environment else {
-        if plan.reward.rule.asks_environment() {
-            let message = "the reward is what an environment says, and there is no section [environment]".to_owned();
-            note("environment", &["reward.kind"], message, "add [environment] with its kind, or choose another reward.kind");
-        }
-        return;
-    };
+    let Some(of) = &plan.environment else { return };
     if plan.generate.on_new_weights == OnNewWeights::Finish {
         let message = "`generate.on_new_weights` is \"finish\", but the turns of a rollout are sampled one after the other, by whatever weights are there".to_owned();
         let help = "choose another, and generate.mask_older_versions = true if no trained sample may mix versions";

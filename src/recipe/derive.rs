@@ -227,7 +227,26 @@ impl Plan {
         }
         warnings.extend(self.unused_gpu(machine));
         warnings.extend(practice::warnings(self));
+        warnings.extend(self.begins_too_late());
         warnings
+    }
+
+    /// Returns a warning for each change and ramp that begins after the last step.
+    fn begins_too_late(&self) -> Vec<String> {
+        let epochs = match self.pipeline {
+            Pipeline::Sft => self.sft.as_ref().and_then(|of| of.epochs),
+            Pipeline::RewardModel => self.reward_model.as_ref().and_then(|of| of.epochs),
+            _ => self.train.epochs,
+        };
+        // Epochs become steps when the data is read.
+        if epochs.is_some() {
+            return Vec::new();
+        }
+        let steps = self.steps();
+        let changes = self.change.iter().enumerate().map(|(at, change)| (format!("change[{at}].at"), change.at));
+        let ramps = self.ramp.iter().enumerate().map(|(at, ramp)| (format!("ramp[{at}].begin"), ramp.begin));
+        let late = changes.chain(ramps).filter(|(_, step)| *step > steps);
+        late.map(|(key, step)| format!("`{key}` is {step}, after the run's {steps} steps")).collect()
     }
 
     /// A tiny model is faster without a GPU.

@@ -85,7 +85,13 @@ pub fn load_with(path: &Path, sets: &[String], computes: Computes, further: impl
         let problem = Problem::of("", format!("cannot read the recipe: {error}"), "give the path of a TOML file");
         RecipeErrors::of(vec![problem.at(Place::File { file: file.clone(), line: 1, column: 1 })])
     })?;
-    resolve(&file, &text, sets, |plan| [missing_files(plan), missing_means(plan, computes), further(plan)].concat())
+    let means = |plan: &Plan| {
+        let mut out_of_range = Vec::new();
+        plan.check("", &mut out_of_range);
+        // The memory plan divides by counts of at least 1.
+        if out_of_range.is_empty() { missing_means(plan, computes) } else { Vec::new() }
+    };
+    resolve(&file, &text, sets, |plan| [missing_files(plan), means(plan), further(plan)].concat())
 }
 
 /// [`load_with`] for text at hand; `file` names it in errors, and the files it names are not looked for.

@@ -152,6 +152,12 @@ impl Plan {
         self.pipeline == Pipeline::GrpoOffline && matches!(self.task.data, TaskData::Rollouts { rescore: true, .. })
     }
 
+    /// Returns true if `[reward]` judges completions: in training, in an evaluation, or recorded ones.
+    pub(crate) fn judges(&self) -> bool {
+        let evaluates = self.eval.is_some() && !self.pipeline.evaluates_pairs();
+        self.pipeline.reinforces() || self.rescores() || evaluates
+    }
+
     /// Returns true if completions for a data set's prompts are judged, in training or in an
     /// evaluation.
     pub(crate) fn judges_data(&self) -> bool {

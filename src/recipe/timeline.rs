@@ -34,6 +34,8 @@ fn changeable(pipeline: Pipeline) -> impl Iterator<Item = &'static str> {
     CHANGEABLE.split_whitespace().filter(move |key| match key.split('.').next() {
         Some(section @ ("sft" | "reward_model")) => section == trained,
         Some("observe") => true,
+        // Other pipelines read one temperature, at the start.
+        Some("generate") => pipeline.reinforces(),
         _ => trained == "train",
     })
 }

@@ -38,7 +38,7 @@ section! {
         /// from them, rounded up. Prompts that a filter drops are not counted: others replace them.
         epochs: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Mean reward of the last 20 steps that ends the run early. Left out: all steps are taken.
-        target_reward: Option<f64> = None;
+        target_reward: Option<f64> = None, FINITE_IF_GIVEN;
         /// PPO epochs: passes over each batch, with an optimizer step per minibatch.
         #[formerly(updates)]
         ppo_epochs: u64 = 1, SOME_STEPS;

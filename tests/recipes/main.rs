@@ -3,7 +3,9 @@
 
 mod aliases;
 mod documents;
+mod judged;
 mod layers;
+mod limits;
 mod logs;
 mod metrics;
 #[cfg(target_os = "linux")]

@@ -372,7 +372,7 @@ fn data_sets(only: Source, several: Vec<Source>) -> TaskData {
 }
 
 fn any_plan() -> impl Strategy<Value = Plan> {
-    let run = (any::<bool>(), "\\PC{1,12}", any::<u64>(), 1_usize..99, 2_usize..99);
+    let run = (any::<bool>(), "\\PC{1,12}", 0..=i64::MAX as u64, 1_usize..99, 2_usize..99);
     let numbers = (1e-12..1e3_f64, 0.0..=1.0_f64, any::<bool>(), 1_u64..999, prop::option::of(0_u16..9999));
     let words = (prop::collection::vec("[^\\x00]{0,6}", 0..3), "[a-z(){0,5}\"'\\\\]{1,8}", 0_usize..3);
     (run, numbers, words).prop_map(|((sft, name, seed, few, more), (real, share, flag, steps, port), (stop, pattern, choice))| {

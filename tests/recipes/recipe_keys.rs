@@ -179,6 +179,7 @@ const CONTEXTS: [&[&str]; 48] = [
     &["train.correction={kind='truncated_is'}"],
     &["sft={sources=[{data='b.jsonl'}]}", "mix={}"],
     &[
+        "eval={task={kind='arithmetic'}}",
         "reward={kind='parts',combine='custom',aggregator='a',part=[{kind='exact',name='a'},{kind='length',name='b',min=0,max=9}]}",
     ],
 ];

@@ -143,6 +143,27 @@ fn a_gpu_that_nothing_computes_on_and_values_far_from_practice_are_warned_about(
     assert_eq!(plan.warnings(machine), Vec::<String>::new(), "[mix] has no rate");
 }
 
+/// Shortened runs are common, so it is no error. Epochs are not known in steps.
+#[test]
+fn a_change_and_a_ramp_after_the_last_step_are_warned_about() {
+    let late = ["change=[{at=500,set=[\"train.lr=1e-7\"]}]", "ramp=[{key=\"train.entropy_coef\",begin=501,end=600}]"];
+    let with = |steps: &str| warnings(0, &[steps, late[0], late[1]]);
+    let said = ["`change[0].at` is 500, after the run's 2 steps", "`ramp[0].begin` is 501, after the run's 2 steps"];
+    assert_eq!(with("train.steps=2"), said);
+    assert_eq!([with("train.steps=501"), with("train.epochs=1")], [Vec::<String>::new(), Vec::new()]);
+}
+
+#[test]
+fn the_temperature_of_recorded_rollouts_is_the_same_in_all_steps() {
+    let offline = "pipeline = 'grpo_offline'\nmodel.kind = 'tiny'\ntask = { kind = 'rollouts', path = 'x.jsonl' }\n";
+    let change = "change=[{at=2,set=[\"generate.temperature=0.5\"]}]";
+    for set in [change, "ramp=[{key=\"generate.temperature\",from=1.0,to=0.5,end=9}]"] {
+        let found = parse("recipe.toml", offline, &[set.to_owned()]).unwrap_err().to_string();
+        assert!(found.contains("`generate.temperature` is the same in all steps"), "{found}");
+        assert!(!found.contains("generate.temperature,"), "the help leaves it out: {found}");
+    }
+}
+
 /// Of the same section, kinds and lengths are those of the recipe that is laid over the others.
 #[test]
 fn an_including_recipe_displaces_another_kind_and_another_length() {

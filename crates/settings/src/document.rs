@@ -93,15 +93,20 @@ pub fn parse<S: Section>(
     displaced: Displaced,
 ) -> Result<Node, Vec<RecipeError>> {
     let (mut errors, layers) = (Vec::new(), Layers { renames, keys: S::keys, displaced });
-    let mut root = document(file, text, &layers, &mut vec![PathBuf::from(file)], &mut errors);
+    let mut root = document(file, text, &layers, &mut vec![canonical(Path::new(file))], &mut errors);
     for argument in sets {
         set(&mut root, argument, &layers, &mut errors);
     }
     if errors.is_empty() { Ok(root) } else { Err(errors) }
 }
 
-/// Parses one file over the files that it includes. `open`: the files being read, each included by
-/// the previous one.
+/// Path without symbolic links, `.` and `..`, or `path` itself if there is no such file.
+fn canonical(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// Parses one file over the files that it includes. `open`: canonical paths of the files being read, each
+/// included by the previous one.
 fn document(file: &str, text: &str, layers: &Layers, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Node {
     let place_at = |offset: usize| {
         let before = &text[..text.floor_char_boundary(offset)];
@@ -143,7 +148,8 @@ fn bases(file: &str, include: &Node, layers: &Layers, open: &mut Vec<PathBuf>, e
             continue;
         };
         let path = Path::new(file).parent().unwrap_or(Path::new("")).join(name);
-        if open.contains(&path) {
+        let read = canonical(&path);
+        if open.contains(&read) {
             refuse(format!("{} includes itself", path.display()), "remove one of the includes");
             continue;
         }
@@ -153,7 +159,7 @@ fn bases(file: &str, include: &Node, layers: &Layers, open: &mut Vec<PathBuf>, e
                 refuse(format!("cannot read {}, which it includes: {error}", path.display()), help);
             }
             Ok(text) => {
-                open.push(path.clone());
+                open.push(read);
                 found.push(document(&path.display().to_string(), &text, layers, open, errors));
                 open.pop();
             }

@@ -88,15 +88,26 @@ pub const PATH_GIVEN: Limit<PathBuf> = Limit { text: "not empty", holds: |value|
 
 fn mismatch<T: Setting, U>(node: &Node, path: &str, findings: &mut Findings) -> Option<U> {
     let mut help = format!("it takes {}", T::expects());
-    // Only a whole number that no unsigned type can hold comes here as one.
+    // Only a whole number that is out of the type's range comes here as one.
     if matches!(node.value, Value::Integer(_)) && T::expects() == WHOLE {
-        help += &format!(" from 0 to {}", u64::MAX);
+        let largest = if size_of::<T>() == size_of::<u32>() { i64::from(u32::MAX) } else { i64::MAX };
+        help += &format!(" from 0 to {largest}");
     }
     findings.error(&node.place, path, format!("`{path}` is {}", node.value.describe()), help);
     None
 }
 
 const WHOLE: &str = "a whole number";
+
+/// Converts a whole number that a TOML file can hold, whose integers are `i64`.
+fn whole<T: TryFrom<i64>>(number: i128) -> Option<T> {
+    i64::try_from(number).ok()?.try_into().ok()
+}
+
+/// `number` in TOML. Debug keeps `1e-8` short and `1.0` a float, and TOML reads both.
+fn float(number: f64) -> String {
+    if number.is_nan() { "nan".to_owned() } else { format!("{number:?}") }
+}
 
 /// `text` as TOML quotes it.
 fn quoted(text: &str) -> String {
@@ -131,12 +142,11 @@ macro_rules! scalar {
 scalar!(String, "text", {"type": "string"}, Value::Text(text) => Some(text.clone()); |text| quoted(text));
 scalar!(PathBuf, "a path, as text", {"type": "string"}, Value::Text(text) => Some(text.into()); |path| quoted(&path.to_string_lossy()));
 scalar!(bool, "true or false", {"type": "boolean"}, Value::Flag(flag) => Some(*flag); bool::to_string);
-// Debug keeps `1e-8` short and `1.0` a float, and both forms are TOML.
 scalar!(f64, "a number", {"type": "number"}, Value::Float(number) => Some(*number), Value::Integer(number) => Some(*number as f64);
-    |number| format!("{number:?}"));
-scalar!(u64, WHOLE, {"type": "integer", "minimum": 0}, Value::Integer(number) => (*number).try_into().ok(); u64::to_string);
-scalar!(u32, WHOLE, {"type": "integer", "minimum": 0}, Value::Integer(number) => (*number).try_into().ok(); u32::to_string);
-scalar!(usize, WHOLE, {"type": "integer", "minimum": 0}, Value::Integer(number) => (*number).try_into().ok(); usize::to_string);
+    |number| float(*number));
+scalar!(u64, WHOLE, {"type": "integer", "minimum": 0}, Value::Integer(number) => whole(*number); u64::to_string);
+scalar!(u32, WHOLE, {"type": "integer", "minimum": 0}, Value::Integer(number) => whole(*number); u32::to_string);
+scalar!(usize, WHOLE, {"type": "integer", "minimum": 0}, Value::Integer(number) => whole(*number); usize::to_string);
 scalar!(SocketAddr, "an address and a port, such as \"127.0.0.1:9464\"", {"type": "string"}, Value::Text(text) => text.parse().ok();
     |address| quoted(&address.to_string()));
 
@@ -157,7 +167,8 @@ impl Setting for [f64; 2] {
     }
 
     fn write(&self) -> Written {
-        Written::Inline(format!("{self:?}"))
+        let [first, second] = self.map(float);
+        Written::Inline(format!("[{first}, {second}]"))
     }
 }
 
@@ -235,5 +246,20 @@ impl<T: Setting> Setting for Vec<T> {
 
     fn inside() -> Option<(String, Keys)> {
         T::inside().map(|(list, keys)| (format!("[]{list}"), keys))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Setting, Written};
+
+    #[test]
+    fn every_float_is_written_as_toml_reads_it() {
+        let numbers = [(f64::NAN, "nan"), (f64::INFINITY, "inf"), (f64::NEG_INFINITY, "-inf"), (1e-8, "1e-8"), (1.0, "1.0")];
+        for (number, text) in numbers {
+            assert_eq!(number.write(), Written::Inline(text.to_owned()));
+            assert!(format!("key = {text}").parse::<toml::Table>().is_ok(), "{text}");
+        }
+        assert_eq!([0.5, f64::NAN].write(), Written::Inline("[0.5, nan]".to_owned()));
     }
 }

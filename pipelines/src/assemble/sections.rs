@@ -115,7 +115,7 @@ impl Pacing {
         Pacing {
             groups_per_version: plan.groups_per_publish() as u64,
             window: plan.admission_window() as u64,
-            all_groups: plan.train.steps * plan.batch.groups as u64,
+            all_groups: plan.train.steps.saturating_mul(plan.batch.groups as u64),
             max_staleness: plan.flow.max_staleness,
         }
     }
@@ -280,5 +280,12 @@ mod tests {
         let engine = Engine { launch: Launch::Vllm, replicas: 4, ..Engine::default() };
         assert_eq!((gpus.clone(), engine.gpus(8, &gpus)), (vec![0, 1, 2, 3], vec![4, 5, 6, 7]));
         assert!(with_ranks(Vec::new(), vec![1]).is_empty(), "a run without servers plans nothing");
+    }
+
+    #[test]
+    fn the_groups_of_a_run_of_very_many_steps_are_counted_without_overflow() {
+        let mut plan = Plan::default();
+        plan.train.steps = u64::MAX;
+        assert_eq!(Pacing::of(&plan).all_groups, u64::MAX);
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn engines(plan: &Plan, note: Note) {
             );
         }
     }
-    if engine.port + engine.replicas > 65_536 {
+    if engine.port.saturating_add(engine.replicas) > 65_536 {
         let message = format!("`engine.replicas` is {}, more than there are ports from {} on", engine.replicas, engine.port);
         note("engine.replicas", &["engine.port"], message, "lower engine.port");
     }

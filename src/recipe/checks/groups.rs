@@ -1,7 +1,7 @@
 //! Checks that groups can be rewarded and compared, that a filter can keep one, and that as many are in
 //! flight as the staleness allows.
 
-use super::Note;
+use super::{Note, scorers};
 use crate::algo::Advantage;
 use crate::algo::rewards::Combine;
 use crate::recipe::generate::Filter;
@@ -11,15 +11,37 @@ use crate::recipe::reward::{Composition, PartRule, RewardRule};
 pub(super) fn groups(plan: &Plan, note: Note) {
     size(plan, note);
     lengths(plan, note);
-    if let RewardRule::Parts(of) = &plan.reward.rule {
-        parts(plan, of, note);
-    }
     window(plan, note);
     over_sampling(plan, note);
     if plan.generate.max_num_seqs == 0 && plan.flow.max_staleness == 0 && !plan.engine.is_remote() {
         let message =
             "`generate.max_num_seqs` is 0, which follows measured speeds, but a synchronous run depends on no timing".to_owned();
         note("generate.max_num_seqs", &["flow.max_staleness"], message, "say how many, or raise flow.max_staleness");
+    }
+}
+
+/// Checks the reward wherever it judges completions.
+pub(super) fn rewards(plan: &Plan, note: Note) {
+    if !plan.judges() {
+        return;
+    }
+    scorers::unrewarded(plan, note);
+    if let RewardRule::Parts(of) = &plan.reward.rule {
+        parts(plan, of, note);
+    }
+    if !plan.reward.rule.asks_environment() {
+        return;
+    }
+    if plan.pipeline.reinforces() {
+        if plan.environment.is_none() {
+            let message = "the reward is what an environment says, and there is no section [environment]".to_owned();
+            note("environment", &["reward.kind"], message, "add [environment] with its kind, or choose another reward.kind");
+        }
+    } else if plan.eval.is_some() {
+        // Recorded rollouts have the grades of their environment: `task.rescore` may use them.
+        let word = plan.pipeline.word();
+        let message = format!("the reward is what an environment says, and evaluations of pipeline = \"{word}\" have none");
+        note("reward.kind", &["pipeline"], message, "choose another reward.kind");
     }
 }
 

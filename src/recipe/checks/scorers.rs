@@ -28,7 +28,6 @@ pub(super) fn scorers(plan: &Plan, note: Note) {
         }
         None => {}
     }
-    unrewarded(plan, note);
 }
 
 fn follows(plan: &Plan, section: &str, policy: &ReferencePolicy, note: Note) {
@@ -128,8 +127,8 @@ fn teacher(plan: &Plan, of: &Teacher, note: Note) {
     refuse("train.kl_reward", plan.train.kl_reward.is_some() && rewarded && !distill.rewards, why, help);
 }
 
-/// Sections that need rewards, where there are none.
-fn unrewarded(plan: &Plan, note: Note) {
+/// Sections that need rewards, where there are none. Only for plans whose completions are judged.
+pub(super) fn unrewarded(plan: &Plan, note: Note) {
     if plan.reward.rule != RewardRule::None {
         return;
     }
@@ -139,7 +138,8 @@ fn unrewarded(plan: &Plan, note: Note) {
         ("curriculum", plan.curriculum.is_some(), "it goes by pass rates"),
         ("train.target_reward", plan.train.target_reward.is_some(), "no step reaches it"),
         ("train.kl_reward", plan.train.kl_reward.is_some(), "it is subtracted from rewards"),
-        ("eval", plan.eval.is_some() && plan.pipeline.reinforces(), "completions of an evaluation are judged by [reward]"),
+        ("task.rescore", plan.rescores(), "[reward] scores recorded completions"),
+        ("eval", plan.eval.is_some(), "completions of an evaluation are judged by [reward]"),
     ];
     for (key, _, why) in uses.iter().filter(|(_, used, _)| *used) {
         let message = format!("`{key}`: there is no reward (reward.kind = \"none\"), and {why}");

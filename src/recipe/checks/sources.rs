@@ -122,6 +122,11 @@ pub(super) fn evaluation(plan: &Plan, note: Note) {
         );
         note("eval.every", &["sync.every"], message, "make it a multiple of sync.every");
     }
+    let held_out = plan.reward_model.as_ref().filter(|_| plan.pipeline == Pipeline::RewardModel).map(|of| of.held_out);
+    if eval.every > 0 && eval.task.is_none() && held_out == Some(0.0) {
+        let message = "[eval] has no pairs: `reward_model.held_out` is 0, and `eval.task` is missing".to_owned();
+        note("eval.task", &["reward_model.held_out"], message, "set eval.task, or raise reward_model.held_out");
+    }
     let task = eval.task.as_ref().unwrap_or(&plan.task);
     if let TaskData::Rollouts { .. } = task.data {
         let message = "rollouts that were recorded are answered already: an evaluation has nothing to ask".to_owned();

@@ -9,7 +9,13 @@ use crate::train::{LrScale, MasterFormat};
 
 pub(super) fn training(plan: &Plan, note: Note) {
     let train = &plan.train;
-    schedule("train", known(train.steps, train.epochs), &train.optimization.schedule, note);
+    let warm_up = plan.critic.as_ref().map_or(0, |critic| critic.warmup_steps);
+    let own_steps = known(train.steps, train.epochs).saturating_sub(warm_up);
+    let mut of_policy = |key: &str, from: &[&'static str], message: String, help: &str| {
+        let after = if warm_up > 0 { format!(" after the critic's {warm_up} (critic.warmup_steps)") } else { String::new() };
+        note(key, from, message + &after, help);
+    };
+    schedule("train", own_steps, &train.optimization.schedule, &mut of_policy);
     loss(train, note);
     corrections(train, note);
     rejections(train, note);
