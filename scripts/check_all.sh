@@ -28,10 +28,7 @@ step "a run, watched by Prometheus"
 step "the live page in a browser"
 ./scripts/test_page.sh
 
-step "TensorBoard files, read by TensorBoard's own reader"
-./scripts/tensorboard.sh
-
-step "metrics in Weights & Biases and trackio, read back"
+step "metrics in Weights & Biases, trackio, MLflow and TensorBoard, read back"
 ./scripts/trackers.sh
 
 step "environments of verifiers and OpenEnv"

@@ -7,8 +7,7 @@
 # stand-ins for the NVIDIA libraries that it is linked with. EXPORT_ENV names a script to source instead, for a machine that has all of it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cache=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}
-say() { printf '\033[2mexport:\033[0m %s\n' "$*" >&2; }
+. scripts/venv.sh
 
 # Only python gets to see the stand-ins.
 paths=()
@@ -18,22 +17,14 @@ if [ -n "${EXPORT_ENV:-}" ]; then
   paths=("LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}")
   export LD_LIBRARY_PATH=$before
 else
-  venv=$cache/transformers-5.23.0 wheel=$(cd "$(readlink -f .libtorch)/.." && pwd)/wheel
-  mkdir -p "$cache"
-  exec 9>"$venv.lock"
-  flock 9
-  if [ ! -e "$venv/complete" ]; then
-    say "installing transformers and PEFT into $venv"
-    rm -rf "$venv"
-    python3 -m venv "$venv"
-    pip=("$venv/bin/pip" install --quiet --disable-pip-version-check)
-    "${pip[@]}" transformers==5.23.0 numpy==2.4.6 psutil==7.2.2 sympy==1.14.0 networkx==3.6.1 jinja2==3.1.6
-    # Both ask for a torch of their own.
-    "${pip[@]}" --no-deps peft==0.21.2 accelerate==1.15.0
-    if [ -d "$wheel/torch" ]; then python3 scripts/torch_stubs.py "$wheel" "$venv/stubs"; else "${pip[@]}" torch==2.11.0; fi
-    touch "$venv/complete"
-  fi
-  flock -u 9
+  wheel=$(cd "$(readlink -f .libtorch)/.." && pwd)/wheel
+  transformers() {
+    pip transformers==5.23.0 numpy==2.4.6 psutil==7.2.2 sympy==1.14.0 networkx==3.6.1 jinja2==3.1.6
+    # Both ask for another torch.
+    pip --no-deps peft==0.21.2 accelerate==1.15.0
+    if [ -d "$wheel/torch" ]; then python3 scripts/torch_stubs.py "$wheel" "$venv/stubs"; else pip torch==2.11.0; fi
+  }
+  venv transformers-5.23.0 transformers
   PATH=$venv/bin:$PATH
   if [ -d "$venv/stubs" ]; then
     paths=("PYTHONPATH=$wheel" "LD_LIBRARY_PATH=$venv/stubs:$wheel/nvidia/cu13/lib")

@@ -6,12 +6,9 @@ cd "$(dirname "$0")/.."
 version=1.52.0
 typos=${TYPOS:-$(command -v typos || true)}
 if [ -z "$typos" ]; then
-    home=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}/typos-$version
-    typos=$home/bin/typos
-    if [ ! -x "$typos" ]; then
-        python3 -m venv "$home"
-        "$home/bin/pip" install --quiet --disable-pip-version-check --only-binary :all: "typos==$version"
-    fi
+    . scripts/venv.sh
+    venv "typos-$version" pip --only-binary :all: "typos==$version"
+    typos=$venv/bin/typos
 fi
 "$typos" --format brief
 python3 scripts/words.py

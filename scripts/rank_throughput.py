@@ -7,46 +7,31 @@ printed before each run. ROLLFLOW names the program; default: target/release/rol
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
+from rank_runs import recipe, run
+
 PROGRAM = os.environ.get("ROLLFLOW", "target/release/rollflow")
 STEPS, WARM_UP = 10, 2
-MODEL = dict(kind="tiny", hidden=512, layers=8, heads=8, kv_heads=2, intermediate=1536, vocab=8192)
+MODEL = dict(hidden=512, layers=8, heads=8, kv_heads=2, intermediate=1536, vocab=8192)
 ROWS = dict(steps=STEPS, batch=16, max_length=128, packing="wrapped", micro_batch_tokens=1024)
 # How each run is divided, and the run of one process that does the same work. Divided parameters imply gradient checkpointing.
 ALONE, AGAIN = "one process", "one process, checkpointing"
 RUNS = {ALONE: None, "nothing": ALONE, "optimizer": ALONE, "gradients": ALONE, AGAIN: None, "parameters": AGAIN}
 
 
-def recipe(folder):
-    text = 'pipeline = "sft"\nname = "throughput"\nseed = 0\n'
-    sections = {"model": MODEL, "task": {"kind": "arithmetic"}, "sft": ROWS}
-    for name, keys in sections.items():
-        text += f"\n[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
-    path = f"{folder}/recipe.toml"
-    with open(path, "w") as file:
-        file.write(text)
-    return path
-
-
-def run(path, out, name):
-    if RUNS[name] is None:
-        command, sets = [PROGRAM, "run", path], ["sft.threads=2", f"sft.gradient_checkpointing={json.dumps(name == AGAIN)}"]
-    else:
-        command, sets = [PROGRAM, "launch", "--ranks", "2", path], ["sft.threads=1", f'ranks.shard="{name}"']
-    command += ["--out", out] + [word for one in sets for word in ("--set", one)]
-    with open(f"{out}.log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+def step_seconds(path, out, name):
+    """Median time of a step, by the rows of metrics.jsonl."""
     ends = []
-    while process.poll() is None:
-        time.sleep(0.005)
-        ends += [time.monotonic()] * (rows(out) - len(ends))
-    if process.returncode or len(ends) < STEPS:
-        with open(f"{out}.log") as log:
-            sys.exit(f"{' '.join(command)}\n{log.read()}")
+    watch = lambda: ends.extend([time.monotonic()] * (rows(out) - len(ends)))
+    if RUNS[name] is None:
+        run(PROGRAM, 1, path, out, "sft.threads=2", f"sft.gradient_checkpointing={json.dumps(name == AGAIN)}", watch=watch)
+    else:
+        run(PROGRAM, 2, path, out, "sft.threads=1", f'ranks.shard="{name}"', watch=watch)
+    if len(ends) < STEPS:
+        sys.exit(f"{name}: {len(ends)} of {STEPS} steps were seen")
     return statistics.median(after - before for before, after in zip(ends[WARM_UP:], ends[WARM_UP + 1 :]))
 
 
@@ -62,11 +47,11 @@ def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     seen = {name: [] for name in RUNS}
     with tempfile.TemporaryDirectory() as folder:
-        path = recipe(folder)
+        path = recipe(folder, MODEL, ROWS)
         for at in range(rounds):
             for name in RUNS:
                 load = os.getloadavg()[0]
-                seconds = run(path, f"{folder}/{at}-{len(seen[name])}-{name.replace(' ', '-')}", name)
+                seconds = step_seconds(path, f"{folder}/{at}-{len(seen[name])}-{name.replace(' ', '-')}", name)
                 seen[name].append(seconds)
                 print(f"round {at + 1}  {name:26} {seconds:.3f} s a step (load {load:.1f})", flush=True)
     for name, alone in RUNS.items():

@@ -1,4 +1,4 @@
-"""Logs a run to three trackers, kills it, resumes it, and holds what their own readers find against metrics.jsonl:
+"""Logs a run to three trackers and TensorBoard, kills it, resumes it, and compares what their own readers find with metrics.jsonl:
 read_trackers.py ROLLFLOW PYTHON FOLDER. PYTHON has the packages."""
 import contextlib
 import json
@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import urllib.request
 
 READER = """
 import json, pathlib, sqlite3, struct, sys
-folder, run, uri, id = sys.argv[1:]
+folder, run, uri = sys.argv[1:]
 folder = pathlib.Path(folder)
 
 
@@ -70,7 +71,17 @@ def mlflow():
     return rows
 
 
-print(json.dumps({"wandb": wandb(), "trackio": trackio(), "mlflow": mlflow()}))
+def tensorboard():
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    reader, rows = EventAccumulator(run, size_guidance={"scalars": 0}), {}
+    reader.Reload()
+    for tag in reader.Tags()["scalars"]:
+        for event in reader.Scalars(tag):
+            rows.setdefault(event.step, {})[tag] = event.value
+    return rows
+
+
+print(json.dumps({"wandb": wandb(), "trackio": trackio(), "mlflow": mlflow(), "tensorboard": tensorboard()}))
 """
 
 
@@ -87,7 +98,7 @@ def main(rollflow, python, folder):
     server = subprocess.Popen(
         [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--backend-store-uri", f"sqlite:///{folder}/mlflow.db",
          "--artifacts-destination", str(folder / "artifacts")], stdout=subprocess.DEVNULL, stderr=open(folder / "mlflow.log", "w"), start_new_session=True)
-    sets = ["train.steps=60", "sft.steps=2", "observe.progress=false", "observe.rollouts_every=5", "checkpoint.every=5", "flow.max_staleness=0",
+    sets = ["train.steps=60", "sft.steps=2", "observe.progress=false", "observe.tensorboard=true", "observe.rollouts_every=5", "checkpoint.every=5", "flow.max_staleness=0",
             "train.target_reward=2", "eval={every=20,limit=10}", f"observe.wandb={{offline=true, python={python!r}}}",
             f"observe.trackio={{project='sums', python={python!r}}}", f"observe.mlflow={{project='sums', uri={uri!r}, python={python!r}}}"]
     try:
@@ -115,7 +126,7 @@ def main(rollflow, python, folder):
             subprocess.run([rollflow, "resume", run], env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         else:
             print("the run ended before it was killed")
-        found = subprocess.run([python, "-c", READER, folder, run, uri, "x"], env=env, check=True, stdout=subprocess.PIPE)
+        found = subprocess.run([python, "-c", READER, folder, run, uri], env=env, check=True, stdout=subprocess.PIPE)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()
@@ -128,13 +139,18 @@ def main(rollflow, python, folder):
     for tracker, rows in json.loads(found.stdout).items():
         number = lambda value: float({"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}.get(value, value))
         same = lambda a, b: math.isclose(a, b, rel_tol=1e-12) or math.isnan(a) and math.isnan(b)
-        finite = tracker == "mlflow"
+        finite, single = tracker == "mlflow", tracker == "tensorboard"
+        stored = lambda value: struct.unpack("f", struct.pack("f", value))[0] if single else value
         wrong = [f"{name} at step {step}: {rows.get(str(step), {}).get(name)}, metrics.jsonl has {value}"
                  for step, row in expected.items() for name, value in row.items() if not (finite and not math.isfinite(value))
-                 if not (name in rows.get(str(step), {}) and same(number(rows[str(step)][name]), value))]
+                 if not (name in rows.get(str(step), {}) and same(number(rows[str(step)][name]), stored(value)))]
         assert not wrong, f"{tracker}: {len(wrong)} numbers are missing or different:\n" + "\n".join(wrong[:10])
-        assert any(key.startswith("samples") for row in rows.values() for key in row), f"{tracker} has no table of samples"
-        print(f"{tracker}: all {sum(map(len, expected.values()))} numbers of {len(expected)} steps, and samples")
+        if single:
+            unexpected = [f"{name} at step {step}" for step, row in rows.items() for name in row if name not in expected.get(int(step), {})]
+            assert not unexpected, f"{tracker}: {len(unexpected)} numbers are not in metrics.jsonl:\n" + "\n".join(unexpected[:10])
+        else:
+            assert any(key.startswith("samples") for row in rows.values() for key in row), f"{tracker} has no table of samples"
+        print(f"{tracker}: all {sum(map(len, expected.values()))} numbers of {len(expected)} steps{'' if single else ', and samples'}")
 
 
 if __name__ == "__main__":

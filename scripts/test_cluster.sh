@@ -9,18 +9,11 @@
 # Installs openssh-server, slurm-wlm, munge and openmpi-bin from Debian if they are missing, and Python packages into a folder of its own. Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-work=$(mktemp -d)
+. scripts/processes.sh
+. scripts/venv.sh
 chmod 755 "$work"
-ended=()
-finish() { for pid in "${ended[@]}"; do kill "$pid" 2> /dev/null || true; done; [ -n "${KEEP:-}" ] || rm -rf "$work" 2> /dev/null || { sleep 2; rm -rf "$work"; }; }
-trap finish EXIT
-die() { printf 'test_cluster: %s\n' "$*" >&2; exit 1; }
 lacking() { command -v "$1" > /dev/null || [ -x "/usr/sbin/$1" ] || { apt-get update -qq; apt-get install -y -qq "${@:2}" > /dev/null; }; }
-within() { local tries=$1; shift; until "$@"; do [ $((tries -= 1)) -gt 0 ] || die "never: $*"; sleep 1; done; }
-port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 
-[ -n "${PREBUILT:-}" ] || cargo build --quiet --workspace --bins
-rollflow=$PWD/${CARGO_TARGET_DIR:-target}/debug/rollflow
 recipe=pipelines/recipes/grpo.toml
 # With this rate no run is done before its last step.
 tiny=(--set model.hidden=16 --set model.layers=1 --set model.heads=2 --set model.kv_heads=1 --set model.intermediate=32 --set sft.steps=2
@@ -219,9 +212,7 @@ PY
 }
 
 test_schemas() {
-  local venv=${XDG_CACHE_HOME:-$HOME/.cache}/rollflow/deploy-schemas
-  python3 -m venv "$venv"
-  "$venv/bin/pip" install -q kubernetes-validate jsonschema pyyaml compose-spec skypilot
+  venv deploy-schemas pip kubernetes-validate jsonschema pyyaml compose-spec skypilot
   local engines=(--set engine.kind=vllm --set deploy.engines.count=2 --set 'deploy.engines.command=["vllm","serve","m"]'
     --set deploy.gpus=1 --set deploy.engines.gpus=1 --set deploy.skypilot.accelerators=H200:2 --set deploy.skypilot.engine_accelerators=H200:1
     --set deploy.hours=2.5 --set deploy.skypilot.volume=runs --set 'deploy.secrets=["HF_HOME_KEY"]' --set 'deploy.env=["A=b: $c # d"]')

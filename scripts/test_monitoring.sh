@@ -7,13 +7,9 @@ if ! command -v prometheus promtool > /dev/null; then
   echo "installing prometheus" >&2
   apt-get install -y --no-install-recommends prometheus > /dev/null
 fi
-env=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}/monitoring-1
-if [ ! -e "$env/complete" ]; then
-  python3 -m venv "$env"
-  "$env/bin/pip" install -q --disable-pip-version-check grafana-foundation-sdk opentelemetry-proto trustme
-  touch "$env/complete"
-fi
-"$env/bin/python" scripts/check_dashboard.py monitoring/dashboard.json
+. scripts/venv.sh
+venv monitoring-1 pip grafana-foundation-sdk opentelemetry-proto trustme
+"$venv/bin/python" scripts/check_dashboard.py monitoring/dashboard.json
 scrapes=$(mktemp -d)
 trap 'rm -rf "$scrapes"' EXIT
 ROLLFLOW_SCRAPE=$scrapes/every_metric cargo test --quiet --workspace --test recipes a_scrape_shows_every_recorded_metric
@@ -26,4 +22,4 @@ cargo build --workspace --bins
 python3 scripts/test_monitoring.py "${CARGO_TARGET_DIR:-target}/debug/rollflow"
 
 cargo build --workspace --bins --features rollflow-pipelines/otlp
-"$env/bin/python" scripts/test_otlp.py "${CARGO_TARGET_DIR:-target}/debug/rollflow"
+"$venv/bin/python" scripts/test_otlp.py "${CARGO_TARGET_DIR:-target}/debug/rollflow"

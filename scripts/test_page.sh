@@ -7,12 +7,7 @@ if ! command -v chromium google-chrome > /dev/null; then
   echo "installing chromium" >&2
   apt-get install -y --no-install-recommends chromium > /dev/null
 fi
-venv=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}/page-1.9.0
-if [ ! -e "$venv/complete" ]; then
-  echo "installing websocket-client into $venv" >&2
-  python3 -m venv "$venv"
-  "$venv/bin/pip" install -q --disable-pip-version-check websocket-client==1.9.0
-  touch "$venv/complete"
-fi
+. scripts/venv.sh
+venv page-1.9.0 pip websocket-client==1.9.0
 cargo build --workspace --bin rollflow
 "$venv/bin/python" scripts/test_page.py "${CARGO_TARGET_DIR:-target}/debug/rollflow" "$@"

@@ -5,25 +5,16 @@
 #   FIGURES=1 scripts/test_stores.sh    bytes of each version and seconds of the updates as well
 set -euo pipefail
 cd "$(dirname "$0")/.."
-work=$(mktemp -d)
-ended=()
-finish() { for pid in "${ended[@]}"; do kill "$pid" 2> /dev/null || true; done; [ -n "${KEEP:-}" ] || rm -rf "$work"; }
-trap finish EXIT
-die() { printf 'test_stores: %s\n' "$*" >&2; exit 1; }
-within() { local tries=$1; shift; until "$@"; do [ $((tries -= 1)) -gt 0 ] || die "never: $*"; sleep 0.2; done; }
-port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
-
-[ -n "${PREBUILT:-}" ] || cargo build --quiet --workspace --bins
-rollflow=${PREBUILT:-$PWD/${CARGO_TARGET_DIR:-target}/debug/rollflow}
-venv=${XDG_CACHE_HOME:-$HOME/.cache}/rollflow/moto-5.1
-[ -x "$venv/bin/moto_server" ] || { python3 -m venv "$venv" && "$venv/bin/pip" install --quiet 'moto[server]==5.1.*' boto3; }
+. scripts/processes.sh
+. scripts/venv.sh
+venv moto-5.1 pip 'moto[server]==5.1.*' boto3
 
 s3=$(port)
 "$venv/bin/moto_server" -H 127.0.0.1 -p "$s3" > "$work/moto.log" 2>&1 &
 ended+=($!)
 export AWS_ACCESS_KEY_ID=a-key AWS_SECRET_ACCESS_KEY=never-to-be-written AWS_REGION=us-east-1 AWS_ENDPOINT=http://127.0.0.1:$s3 AWS_ALLOW_HTTP=true
 export AWS_ENDPOINT_URL=$AWS_ENDPOINT
-within 100 curl -sf -o "$work/page" "$AWS_ENDPOINT/moto-api/"
+within 20 curl -sf -o "$work/page" "$AWS_ENDPOINT/moto-api/"
 s3() { "$venv/bin/python" - "$@" << 'P'
 import sys, boto3
 client = boto3.client("s3")
@@ -55,7 +46,7 @@ base=$work/base/checkpoints/step_000002
 "$rollflow" serve "$base" --listen 127.0.0.1:0 > "$work/serve.log" 2>&1 &
 ended+=($!)
 listens() { [ -f "$work/serve.log" ] && grep -o 'http://127.0.0.1:[0-9]*' "$work/serve.log" | head -1 | grep -q .; }
-within 200 listens
+within 40 listens
 url=$(grep -o 'http://127.0.0.1:[0-9]*' "$work/serve.log" | head -1)
 "$rollflow" weights pull s3://bucket/run "$work/pulled" --follow --host 127.0.0.1 --every 1 > "$work/pull.log" 2>&1 &
 ended+=($!)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A run that is logged to Weights & Biases (offline), trackio and an MLflow server while it lasts, killed and resumed on the way, and read back by
-# their own readers. Nothing leaves the machine; the packages are fetched into a folder apart, or are those of TRACKERS, a venv.
+# Logs a run to Weights & Biases (offline), trackio, an MLflow server and TensorBoard, kills it, resumes it, and reads the numbers back with
+# their own readers. Nothing leaves the machine. The packages come from PyPI into a temporary folder; TRACKERS names a venv that has them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,7 +9,7 @@ trap 'rm -rf "$folder"' EXIT
 venv=${TRACKERS:-$folder/venv}
 if [ ! -e "$venv/bin/python" ]; then
   python3 -m venv "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check wandb trackio mlflow
+  "$venv/bin/pip" install --quiet --disable-pip-version-check wandb trackio mlflow tensorboard
 fi
 # As all tests are built, so that nothing is built twice.
 cargo build --quiet --workspace --bins --examples
