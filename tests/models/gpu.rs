@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rollflow::algo::{Aggregation, PolicyLoss, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
-use rollflow::engine::{LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
+use rollflow::engine::{Finished, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
 use rollflow::model::{Compute, Decoder, Dtype, Lora, ModelConfig, Packed, Weights, load_hf};
 use rollflow::train::{
     LocalBackend, LocalConfig, MasterFormat, MomentFormat, RouterReplay, TrainBatch, TrainingBackend, collate,
@@ -44,6 +44,26 @@ fn backend(model: &ModelConfig, weights: &Weights, compute: Compute, gradient_ch
         ..LocalConfig::new(loss, Schedule::constant(1e-3))
     };
     LocalBackend::new(config, model.clone(), weights.copy()).unwrap()
+}
+
+/// An engine with the tokenizer of a golden model. Callers set its weights.
+fn engine(name: &str, model: &ModelConfig, weights: &Weights, slots: usize, compute: Compute) -> LocalEngine {
+    let tokenizer = Tokenizer::from_dir(&Path::new("tests/golden/models").join(name)).unwrap();
+    LocalEngine::new(Decoder::new(model, weights.layout.clone()), Arc::new(tokenizer), slots, 7).computing(compute)
+}
+
+/// A completion as a trainer scores it, and the engine's log-probabilities.
+fn scored(prompt: &[u32], answer: &Finished) -> (Sample, Vec<f32>) {
+    (Sample::supervised(prompt, &answer.tokens), answer.log_probs.clone())
+}
+
+/// The worst and the mean gap between log-probabilities of an engine and of its trainer.
+fn gaps(trainer: &LocalBackend, answers: impl IntoIterator<Item = (Sample, Vec<f32>)>) -> (f64, f64) {
+    let (samples, generated): (Vec<Sample>, Vec<Vec<f32>>) = answers.into_iter().unzip();
+    let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
+    let of_trainer = trainer.score(batch).wait().unwrap().concat();
+    let gaps = generated.concat().into_iter().zip(&of_trainer).map(|(a, b)| (f64::from(a) - b).abs());
+    (gaps.clone().fold(0.0, f64::max), gaps.sum::<f64>() / of_trainer.len() as f64)
 }
 
 /// Two groups of answers to one prompt each, and another, of different lengths.
@@ -158,9 +178,7 @@ fn what_waits_on_the_host_changes_no_step_on_a_gpu_and_fewer_bits_hardly_any() {
 fn a_generator_in_bf16_on_a_gpu_agrees_with_its_trainer() {
     for (name, model, weights) in golden_on_a_gpu() {
         let compute = Compute::cuda(0, Dtype::Bf16);
-        let tokenizer = Arc::new(Tokenizer::from_dir(&Path::new("tests/golden/models").join(&name)).unwrap());
-        let decoder = rollflow::model::Decoder::new(&model, weights.layout.clone());
-        let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(compute);
+        let mut engine = engine(&name, &model, &weights, 4, compute);
         engine.set_weights(1, &weights);
         let prompts = [vec![5u32, 8, 33], (0..30).map(|at| (at * 7 % 60) as u32).collect()];
         for (ordinal, prompt) in prompts.iter().enumerate() {
@@ -171,16 +189,8 @@ fn a_generator_in_bf16_on_a_gpu_agrees_with_its_trainer() {
         }
         let answers = engine.run().unwrap();
         assert_eq!(answers.len(), 6);
-        let sampled: Vec<_> = answers.iter().filter(|answer| answer.ordinal == 0).collect();
-        let samples: Vec<Sample> = sampled.iter().map(|answer| Sample::supervised(&prompts[0], &answer.tokens)).collect();
-        let of_trainer = backend(&model, &weights, compute, false)
-            .score(Arc::new(collate(&samples, Aggregation::TokenMean).unwrap()))
-            .wait()
-            .unwrap()
-            .concat();
-        let generated: Vec<f64> = sampled.iter().flat_map(|answer| answer.log_probs.iter().map(|x| f64::from(*x))).collect();
-        let gaps = generated.iter().zip(&of_trainer).map(|(a, b)| (a - b).abs());
-        let (worst, mean) = (gaps.clone().fold(0.0, f64::max), gaps.sum::<f64>() / generated.len() as f64);
+        let sampled = answers.iter().filter(|answer| answer.ordinal == 0).map(|answer| scored(&prompts[0], answer));
+        let (worst, mean) = gaps(&backend(&model, &weights, compute, false), sampled);
         println!("{name}: {worst:.4} at most, {mean:.4} on average");
         let far = if model.experts.is_some() { 4.0 } else { tolerance(&model) };
         assert!(worst < 0.3 * far && mean < 0.05 * far, "{name}: {worst}, {mean}");
@@ -192,9 +202,7 @@ fn a_generator_in_bf16_on_a_gpu_agrees_with_its_trainer() {
 fn experts_of_a_generator_in_bf16_on_a_gpu_are_those_of_its_trainer() {
     for (name, model, weights) in golden_on_a_gpu().into_iter().filter(|(_, model, _)| model.experts.is_some()) {
         let compute = Compute::cuda(0, Dtype::Bf16);
-        let tokenizer = Arc::new(Tokenizer::from_dir(&Path::new("tests/golden/models").join(&name)).unwrap());
-        let decoder = rollflow::model::Decoder::new(&model, weights.layout.clone());
-        let mut engine = LocalEngine::new(decoder, tokenizer, 6, 7).computing(compute).recording_routes(true);
+        let mut engine = engine(&name, &model, &weights, 6, compute).recording_routes(true);
         engine.set_weights(1, &weights);
         let prompt = [5u32, 8, 33];
         for ordinal in 0..6 {
@@ -228,9 +236,7 @@ fn turns_in_bf16_on_a_gpu_agree_with_their_trainer() {
     let models = golden_on_a_gpu();
     for (name, model, weights) in models.iter().filter(|(_, model, _)| model.delta.is_none()) {
         let compute = Compute::cuda(0, Dtype::Bf16);
-        let tokenizer = Arc::new(Tokenizer::from_dir(&Path::new("tests/golden/models").join(name)).unwrap());
-        let decoder = rollflow::model::Decoder::new(model, weights.layout.clone());
-        let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(compute).remembering(8);
+        let mut engine = engine(name, model, weights, 4, compute).remembering(8);
         engine.set_weights(1, weights);
         let params = Arc::new(SamplingParams { max_new_tokens: 12, temperature: 0.9, ignore_eos: true, ..Default::default() });
         let mut texts: Vec<Vec<u32>> = [[5u32, 8, 33].repeat(4), (0..20).map(|at| (at % 7) as u32).collect()].into();
@@ -242,18 +248,14 @@ fn turns_in_bf16_on_a_gpu_agree_with_their_trainer() {
             while !engine.is_idle() {
                 for answer in engine.step().unwrap() {
                     let text = &mut texts[(answer.ordinal % 2) as usize];
-                    all.push((Sample::supervised(text, &answer.tokens), answer.log_probs));
+                    all.push(scored(text, &answer));
                     text.extend(answer.tokens.iter().copied().chain([9, 4, 11]));
                 }
                 reused += engine.load().reused;
             }
         }
         assert!(reused >= 12 + 20 + 2 * 11, "{name}: {reused} reused");
-        let (samples, generated): (Vec<Sample>, Vec<Vec<f32>>) = all.into_iter().unzip();
-        let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
-        let of_trainer = backend(model, weights, compute, false).score(batch).wait().unwrap().concat();
-        let gaps = generated.concat().into_iter().zip(&of_trainer).map(|(a, b)| (f64::from(a) - b).abs());
-        let (worst, mean) = (gaps.clone().fold(0.0, f64::max), gaps.sum::<f64>() / of_trainer.len() as f64);
+        let (worst, mean) = gaps(&backend(model, weights, compute, false), all);
         println!("{name}: {worst:.4} at most, {mean:.4} on average; {reused} reused");
         let far = if model.experts.is_some() { 4.0 } else { tolerance(model) };
         assert!(worst < 0.3 * far && mean < 0.05 * far, "{name}: {worst}, {mean}");
@@ -266,10 +268,7 @@ fn versions_next_to_each_other_agree_with_their_trainers_on_a_gpu() {
     let compute = Compute::cuda(0, Dtype::Bf16);
     let Some((name, model, old)) = golden_on_a_gpu().into_iter().find(|(name, ..)| name == "qwen2_tied") else { return };
     let new = Weights::random(&model, 9);
-    let tokenizer = Arc::new(Tokenizer::from_dir(&Path::new("tests/golden/models").join(name)).unwrap());
-    let decoder = rollflow::model::Decoder::new(&model, old.layout.clone());
-    let engine = LocalEngine::new(decoder, tokenizer, 8, 7).computing(compute);
-    let mut engine = engine.on_new_weights(OnNewWeights::Finish);
+    let mut engine = engine(&name, &model, &old, 8, compute).on_new_weights(OnNewWeights::Finish);
     let prompt = [5u32, 8, 33];
     let params = Arc::new(SamplingParams { max_new_tokens: 24, temperature: 0.9, ignore_eos: true, ..Default::default() });
     let mut answers = Vec::new();
@@ -281,13 +280,9 @@ fn versions_next_to_each_other_agree_with_their_trainers_on_a_gpu() {
     }
     answers.extend(engine.run().unwrap());
     for (version, weights) in [(1, &old), (2, &new)] {
-        let own: Vec<_> = answers.iter().filter(|answer| answer.ordinal == version).collect();
-        assert_eq!(own.len(), 3);
-        let samples: Vec<Sample> = own.iter().map(|answer| Sample::supervised(&prompt, &answer.tokens)).collect();
-        let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
-        let of_trainer = backend(&model, weights, compute, false).score(batch).wait().unwrap().concat();
-        let generated = own.iter().flat_map(|answer| answer.log_probs.iter().map(|x| f64::from(*x)));
-        let worst = generated.zip(&of_trainer).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let own = answers.iter().filter(|answer| answer.ordinal == version).map(|answer| scored(&prompt, answer));
+        assert_eq!(own.clone().count(), 3);
+        let (worst, _) = gaps(&backend(&model, weights, compute, false), own);
         println!("version {version}: {worst:.4} at most");
         assert!(worst < 0.1, "version {version}: {worst}");
     }
@@ -298,9 +293,7 @@ fn versions_next_to_each_other_agree_with_their_trainers_on_a_gpu() {
 fn samples_that_wait_for_memory_on_a_gpu_agree_with_their_trainer() {
     let compute = Compute::cuda(0, Dtype::Bf16);
     let Some((name, model, weights)) = golden_on_a_gpu().into_iter().find(|(name, ..)| name == "qwen2_tied") else { return };
-    let tokenizer = Arc::new(Tokenizer::from_dir(&Path::new("tests/golden/models").join(name)).unwrap());
-    let decoder = rollflow::model::Decoder::new(&model, weights.layout.clone());
-    let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(compute).cache_tokens(Some(5 * 32));
+    let mut engine = engine(&name, &model, &weights, 4, compute).cache_tokens(Some(5 * 32));
     engine.set_weights(1, &weights);
     let params = Arc::new(SamplingParams { max_new_tokens: 90, temperature: 0.9, ignore_eos: true, ..Default::default() });
     let prompt = [5u32, 8, 33];
@@ -311,11 +304,8 @@ fn samples_that_wait_for_memory_on_a_gpu_agree_with_their_trainer() {
         waited += engine.load().preempted;
     }
     assert!(answers.len() == 6 && waited > 0, "{waited} waited");
-    let samples: Vec<Sample> = answers.iter().map(|answer| Sample::supervised(&prompt, &answer.tokens)).collect();
-    let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
-    let of_trainer = backend(&model, &weights, compute, false).score(batch).wait().unwrap().concat();
-    let generated = answers.iter().flat_map(|answer| answer.log_probs.iter().map(|x| f64::from(*x)));
-    let worst = generated.zip(&of_trainer).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let samples = answers.iter().map(|answer| scored(&prompt, answer));
+    let (worst, _) = gaps(&backend(&model, &weights, compute, false), samples);
     println!("{waited} waited, {worst:.4} at most");
     assert!(worst < 0.1, "{worst}");
 }
@@ -350,9 +340,7 @@ fn steps_that_run_ahead_draw_each_samples_tokens_and_none_of_weights_that_went_o
     let compute = Compute::cuda(0, Dtype::Bf16);
     let Some((name, model, old)) = golden_on_a_gpu().into_iter().find(|(name, ..)| name == "qwen2_tied") else { return };
     let all = [old, Weights::random(&model, 9), Weights::random(&model, 10)];
-    let tokenizer = Arc::new(Tokenizer::from_dir(&Path::new("tests/golden/models").join(name)).unwrap());
-    let decoder = rollflow::model::Decoder::new(&model, all[0].layout.clone());
-    let mut engine = LocalEngine::new(decoder, tokenizer, 3, 7).computing(compute).on_new_weights(OnNewWeights::Recompute);
+    let mut engine = engine(&name, &model, &all[0], 3, compute).on_new_weights(OnNewWeights::Recompute);
     let prompt = |of: u64| [5u32, 8, 33 + of as u32];
     let longest = |of: u64| 1 + (7 * of as usize) % 23;
     for of in 0..10 {
@@ -395,11 +383,8 @@ fn a_decoding_step_starts_few_kernels_and_waits_once_and_a_micro_batch_twice_at_
     for name in
         ["qwen2_tied", "qwen3_tied", "llama_tied", "qwen3_moe", "qwen3_5_text", "qwen3_5_long", "qwen3_5_moe", "gpt_oss_grouped"]
     {
-        let folder = Path::new("tests/golden/models").join(name);
-        let (model, weights) = load_hf(&folder).unwrap();
-        let tokenizer = Arc::new(Tokenizer::from_dir(&folder).unwrap());
-        let decoder = rollflow::model::Decoder::new(&model, weights.layout.clone());
-        let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(Compute::cuda(COUNTED, Dtype::Bf16));
+        let (model, weights) = load_hf(&Path::new("tests/golden/models").join(name)).unwrap();
+        let mut engine = engine(name, &model, &weights, 4, Compute::cuda(COUNTED, Dtype::Bf16));
         engine.set_weights(1, &weights);
         let params = Arc::new(SamplingParams { max_new_tokens: 12, ignore_eos: true, ..Default::default() });
         engine.submit(Request::new(0, [5u32, 8, 33], 4, params)).unwrap();

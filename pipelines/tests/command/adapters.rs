@@ -9,13 +9,12 @@ use rollflow::train::Scorer;
 use serde_json::Value;
 
 use crate::crashes::{run_killed, same_bytes};
-use crate::running::{GRPO, rollflow, run_args};
+use crate::running::{GRPO, TINY, plain_run_args, rollflow, run_args, with_sets};
 
 const LORA: &str = "lora={rank=2,alpha=4}";
 
 fn run(run: &Path, sets: &[&str]) {
-    let ended = rollflow(&run_args(GRPO, run, sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&run_args(GRPO, run, sets)).ok();
 }
 
 fn export(args: &[&str], code: i32) -> String {
@@ -60,8 +59,7 @@ fn a_run_over_4_bits_is_scored_over_them() {
     fs::write(&lines, "{\"text\":\"3+4=7\"}\n").unwrap();
     let checkpoint = trained.join("checkpoints/step_000003");
     let scored = |model: &Path| {
-        let ended = rollflow(&["score", model.to_str().unwrap(), lines.to_str().unwrap()]);
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        let ended = rollflow(&["score", model.to_str().unwrap(), lines.to_str().unwrap()]).ok();
         serde_json::from_str::<Value>(&ended.out).unwrap()["sum"].as_f64().unwrap()
     };
     let tokenizer = Tokenizer::from_dir(&trained.join("base")).unwrap();
@@ -105,7 +103,7 @@ fn adapters_by_themselves_are_no_reference_that_follows() {
     let check = |kind: &str| {
         let reference = format!("reference.kind={kind}");
         let sets = ["lora.sync=adapter", "train.kl_loss={beta=0.1}", reference.as_str()];
-        rollflow(&["check", GRPO].into_iter().chain(sets.into_iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>())
+        rollflow(&with_sets(&["check", GRPO], &sets))
     };
     let refused = check("ema");
     assert!(refused.code == Some(2) && refused.err.contains("`lora.sync` is \"adapter\""), "{}", refused.err);
@@ -146,18 +144,11 @@ fn adapters_are_exported_merged_and_by_themselves_and_nothing_is_overwritten() {
 
     // A run goes on with adapters of the kind that it finds, and refuses others; without [lora] they are merged and everything is trained.
     let model = format!("model={{kind=\"folder\",path={from:?}}}");
-    let from_run = |name: &str, sets: &[&str]| {
-        let args = ["run", GRPO, "--out", path(name).to_str().unwrap()].map(str::to_owned);
-        let sets: Vec<String> =
-            crate::running::TINY[5..].iter().chain(sets).flat_map(|set| ["--set".to_owned(), set.to_string()]).collect();
-        rollflow(&args.iter().chain(&sets).map(String::as_str).collect::<Vec<_>>())
-    };
-    let on = from_run("on", &[&model, LORA]);
-    assert_eq!(on.code, Some(0), "{}", on.err);
+    let from_run = |name: &str, sets: &[&str]| rollflow(&plain_run_args(GRPO, &path(name), &[&TINY[5..], sets].concat()));
+    from_run("on", &[&model, LORA]).ok();
     let other = from_run("refused", &[&model, "lora={rank=3}"]);
     assert!(other.code == Some(1) && other.err.contains("rank 2") && other.err.contains("rank 3"), "{}", other.err);
-    let full = from_run("full", &[&model]);
-    assert_eq!(full.code, Some(0), "{}", full.err);
+    from_run("full", &[&model]).ok();
 
     // One that was damaged since is passed over, as by a resume.
     let newest = trained.join("checkpoints/step_000003/adapter_model.safetensors");
@@ -167,4 +158,30 @@ fn adapters_are_exported_merged_and_by_themselves_and_nothing_is_overwritten() {
     export(&[from, path("older").to_str().unwrap()], 0);
     assert!(weights(&path("older")).1 == weights(&trained.join("checkpoints/step_000002")).1);
     assert!(path("full/checkpoints/step_000003/model.safetensors").is_file());
+}
+
+/// Rendered by them, prompts would be others than in training.
+#[test]
+fn an_export_of_adapters_that_have_a_tokenizer_has_no_template_of_the_base() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    run(&path("run"), &[LORA, "train.steps=1"]);
+    let more = path("run/base/additional_chat_templates");
+    fs::create_dir_all(&more).unwrap();
+    for file in [path("run/base/chat_template.jinja"), more.join("tool_use.jinja")] {
+        fs::write(file, "of the base").unwrap();
+    }
+    for (to, flags) in [("whole", &[][..]), ("apart", &["--adapter"])] {
+        let paths = [path("run"), path(to)];
+        let paths = paths.each_ref().map(|path| path.to_str().unwrap());
+        export(&[&paths[..], flags].concat(), 0);
+        assert!(path(to).join("tokenizer.json").is_file());
+        assert!(!path(to).join("additional_chat_templates").exists(), "{to}");
+        assert_ne!(fs::read_to_string(path(to).join("chat_template.jinja")).unwrap(), "of the base", "{to}");
+    }
+    // Those without one have the base's.
+    let checkpoint = path("run/checkpoints/step_000001");
+    fs::remove_file(checkpoint.join("tokenizer.json")).unwrap();
+    export(&[checkpoint.to_str().unwrap(), path("of_base").to_str().unwrap()], 0);
+    assert!(path("of_base/tokenizer.json").is_file() && path("of_base/additional_chat_templates/tool_use.jinja").is_file());
 }

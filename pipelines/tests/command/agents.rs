@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::crashes::{run_killed_and_seen, same_bytes};
 use crate::model_serving::Server;
-use crate::running::{GRPO, read, rollflow, run_args};
+use crate::running::{GRPO, json_lines, plain_run_args, read, rollflow, run_args};
 
 const CALCULATOR: &str = "pipelines/recipes/calculator_agent.toml";
 
@@ -28,10 +28,6 @@ pub const GAME: [&str; 4] = [
 
 /// Tokens that the server reads, in which few of the game's conversations end.
 const CONTEXT: usize = 80;
-
-fn rows(path: &Path) -> Vec<Value> {
-    read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
 
 #[test]
 fn the_environments_grade_is_the_reward_and_every_turn_can_be_read() {
@@ -50,13 +46,10 @@ fn the_environments_grade_is_the_reward_and_every_turn_can_be_read() {
         "observe.rollouts_every=1",
         "flow.max_staleness=0",
     ];
-    let mut args = vec!["run", CALCULATOR, "--out", out.to_str().unwrap()];
-    args.extend(sets.iter().flat_map(|set| ["--set", set]));
-    let ended = rollflow(&args);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&plain_run_args(CALCULATOR, &out, &sets)).ok();
     let rollouts: Vec<_> = read_lines::<Rollout>(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     assert_eq!(rollouts.len(), 8);
-    for row in rows(&out.join("rollouts.jsonl")) {
+    for row in json_lines(&out.join("rollouts.jsonl")) {
         let metadata = &row["metadata"];
         assert_eq!(row["reward"], metadata["environment_reward"], "{row}");
         let turns = metadata["conversation"].as_array().unwrap();
@@ -71,14 +64,13 @@ fn a_model_that_works_in_an_environment_is_evaluated_there() {
     let folder = tempfile::tempdir().unwrap();
     let [run, again, asked] = ["run", "again", "asked"].map(|name| folder.path().join(name));
     let sets = [&GAME[..], &["train.steps=4", "eval={every=2,samples=2,limit=5,max_num_seqs=6}"]].concat();
-    let ended = rollflow(&run_args(GRPO, &run, &sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let evaluations = rows(&run.join("evaluations.jsonl"));
+    rollflow(&run_args(GRPO, &run, &sets)).ok();
+    let evaluations = json_lines(&run.join("evaluations.jsonl"));
     let versions: Vec<_> =
         evaluations.iter().map(|row| (row["step"].as_u64().unwrap(), row["eval_version"].as_f64().unwrap())).collect();
     assert_eq!(versions, [(0, 1.0), (2, 3.0), (4, 5.0)], "pinned");
     let last = run.join("evaluations/step_000004.jsonl");
-    let answers = rows(&last);
+    let answers = json_lines(&last);
     assert_eq!(answers.len(), 5 * (2 + 1));
     assert!(answers.iter().all(|answer| answer["version"] == 5 && answer["reward"].is_number()), "{answers:?}");
     let several = |answer: &Value| answer["response"].as_str().unwrap().contains("user: ");
@@ -90,10 +82,9 @@ fn a_model_that_works_in_an_environment_is_evaluated_there() {
         same_bytes(&run.join(file), &again.join(file));
     }
     // The same model says the same by itself.
-    let ended = rollflow(&["eval", run.to_str().unwrap(), "--out", asked.to_str().unwrap()]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&["eval", run.to_str().unwrap(), "--out", asked.to_str().unwrap()]).ok();
     let said = |rows: Vec<Value>| rows.iter().map(|row| (row["response"].clone(), row["reward"].clone())).collect::<Vec<_>>();
-    assert_eq!(said(rows(&asked.join("answers.jsonl"))), said(answers));
+    assert_eq!(said(json_lines(&asked.join("answers.jsonl"))), said(answers));
 }
 
 #[test]
@@ -101,8 +92,7 @@ fn a_synchronous_run_that_was_killed_in_its_conversations_is_the_run_that_was_no
     let folder = tempfile::tempdir().unwrap();
     let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
     let sets = [&GAME[..], &["train.steps=40", "checkpoint.every=1", "observe.rollouts_every=1"]].concat();
-    let ended = rollflow(&run_args(GRPO, &whole, &sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&run_args(GRPO, &whole, &sets)).ok();
     assert!(run_killed_and_seen(&killed, &sets, (8, 21), || ()) >= 5);
     for file in ["metrics.jsonl", "rollouts.jsonl", "checkpoints/step_000040/model.safetensors"] {
         same_bytes(&whole.join(file), &killed.join(file));
@@ -162,10 +152,9 @@ fn a_server_with_a_shorter_context_than_the_model_s_truncates_conversations_and_
     let server = Server::start(&base, &["--context-length", &CONTEXT.to_string()]);
     let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", server.url);
     let sets = [&GAME[..], &[&engine, "train.steps=2", "observe.rollouts_every=1"]].concat();
-    let ended = rollflow(&run_args(GRPO, &out, &sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = rollflow(&run_args(GRPO, &out, &sets)).ok();
     assert!(!ended.err.contains("given up"), "{}", ended.err);
-    let rows = rows(&out.join("rollouts.jsonl"));
+    let rows = json_lines(&out.join("rollouts.jsonl"));
     let cut: Vec<&Value> = rows.iter().filter(|row| row["metadata"]["stop_reason"] == "max_tokens").collect();
     assert!(!cut.is_empty() && cut.iter().all(|row| row["status"] == "truncated"), "{rows:?}");
 
@@ -178,8 +167,7 @@ fn a_server_with_a_shorter_context_than_the_model_s_truncates_conversations_and_
     );
     let whole = Server::start(&base, &[]);
     let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", whole.url);
-    let ended = rollflow(&run_args(GRPO, &longer, &[&sets[..], &[&engine]].concat()));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&run_args(GRPO, &longer, &[&sets[..], &[&engine]].concat())).ok();
     let reasons = read(&longer.join("rollouts.jsonl"));
     assert!(!reasons.contains("\"max_tokens\""), "the server's context, and nothing else, ended them");
 }

@@ -34,8 +34,7 @@ fn what_is_generated_is_what_score_finds_as_likely_as_the_engine_did() {
     let run = tiny_run(folder.path(), &[]);
     let run = run.to_str().unwrap();
     let generate = ["generate", run, "3+4=", "--seed", "5", "--max-tokens", "12"];
-    let answer = rollflow(&[&generate[..], &["--json"]].concat());
-    assert_eq!(answer.code, Some(0), "{}", answer.err);
+    let answer = rollflow(&[&generate[..], &["--json"]].concat()).ok();
     let answer: Value = serde_json::from_str(&answer.out).unwrap();
     assert!(answer["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty() && tokens.len() <= 12), "{answer}");
 

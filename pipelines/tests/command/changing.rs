@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::crashes::{run_killed, same_bytes};
-use crate::running::{GRPO, read, rollflow, run_args};
+use crate::running::{GRPO, TINY, json_lines, plain_run_args, read, rollflow, rows, run_args};
 
 /// GRPO, then DAPO with leave-one-out advantages and a correction, then GSPO without one; the temperature falls and an entropy bonus fades
 /// meanwhile.
@@ -19,13 +19,8 @@ const CHANGES: [&str; 5] = [
     "ramp=[{key=\"generate.temperature\",from=1.3,to=0.7,begin=2,end=12},{key=\"train.entropy_coef\",from=0.01,to=0.0,end=10}]",
 ];
 
-fn rows(run: &Path) -> Vec<Value> {
-    read(&run.join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
 fn run(out: &Path, sets: &[&str]) -> (Vec<Value>, String) {
-    let ended = rollflow(&run_args(GRPO, out, &[&CHANGES[..], sets].concat()));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = rollflow(&run_args(GRPO, out, &[&CHANGES[..], sets].concat())).ok();
     (rows(out), ended.out + &ended.err)
 }
 
@@ -60,13 +55,11 @@ fn a_log_begins_and_gets_rarer_at_the_steps_that_were_said() {
     let folder = tempfile::tempdir().unwrap();
     let change = "change=[{at=5,set=[\"observe.rollouts_every=3\",\"observe.log_every=4\"]}]";
     let sets = ["train.steps=12", "observe.log_every=1", "observe.rollouts_every=0", "observe.progress=false", change];
-    let ended = rollflow(&run_args(GRPO, folder.path(), &sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = rollflow(&run_args(GRPO, folder.path(), &sets)).ok();
     let said = ended.out + &ended.err;
     let printed: Vec<u64> = (1..=12).filter(|step| said.contains(&format!("Step {step}: "))).collect();
     assert_eq!(printed, [1, 2, 3, 4, 8, 12], "{said}");
-    let lines = read(&folder.path().join("rollouts.jsonl"));
-    let rollouts: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let rollouts = json_lines(&folder.path().join("rollouts.jsonl"));
     let recorded: std::collections::BTreeSet<u64> = rollouts.iter().map(|of| of["step"].as_u64().unwrap()).collect();
     assert_eq!(recorded, [6, 9, 12].into());
     assert!(rollouts.iter().any(|of| of["trainer_log_probs"].is_array()), "{}", rollouts[0]);
@@ -92,8 +85,7 @@ fn c2_a_run_may_come_to_pairs_and_goes_on_with_them_when_it_was_killed() {
     let change = "change=[{at=4,set=[\"train.loss={ kind = 'dapo' }\"]},\
                   {at=7,set=[\"train.loss={ kind = 'dpo', beta = 0.5 }\",\"pairs.select=best_worst\"]}]";
     let sets = ["train.steps=10", "train.lr=1e-3", "reference.kind=frozen", change, "checkpoint.every=1", "flow.max_staleness=0"];
-    let ended = rollflow(&run_args(GRPO, &whole, &sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&run_args(GRPO, &whole, &sets)).ok();
     let paired: Vec<bool> = rows(&whole).iter().map(|row| row["pair_accuracy_ratio"].is_number()).collect();
     assert_eq!(paired, [[false; 6].as_slice(), &[true; 4]].concat());
     assert!(rows(&whole).iter().all(|row| row["grad_norm"].as_f64().unwrap() > 0.0), "every step learns");
@@ -120,12 +112,9 @@ fn a_change_that_cannot_be_made_is_an_error_of_the_recipe() {
 #[test]
 fn supervised_runs_change_their_rates_and_a_reward_model_is_evaluated_on_held_out_pairs() {
     let folder = tempfile::tempdir().unwrap();
-    let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32"];
     let run = |recipe: &str, name: &str, sets: &[&str]| -> Vec<Value> {
         let out = folder.path().join(name);
-        let sets = tiny.iter().chain(sets).flat_map(|set| ["--set", set]);
-        let ended = rollflow(&["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>());
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        rollflow(&plain_run_args(recipe, &out, &[&TINY[..5], sets].concat())).ok();
         rows(&out)
     };
     let rates = |rows: &[Value]| rows.iter().map(|row| row["learning_rate"].as_f64().unwrap()).collect::<Vec<_>>();
@@ -141,16 +130,10 @@ fn supervised_runs_change_their_rates_and_a_reward_model_is_evaluated_on_held_ou
     ];
     let found = run("pipelines/recipes/reward_model.toml", "reward_model", &judged);
     assert!(rates(&found).iter().zip([1e-3, 2e-3, 3e-3, 4e-3]).all(|(found, said)| (found - said).abs() < 1e-9), "{found:?}");
-    let evaluated = read(&folder.path().join("reward_model/evaluations.jsonl"));
-    let steps: Vec<f64> = evaluated
-        .lines()
-        .map(|line| {
-            let row: Value = serde_json::from_str(line).unwrap();
-            assert!(row["eval_pair_accuracy_ratio"].is_number() && row["eval_loss"].is_number(), "{row}");
-            row["eval_step"].as_f64().unwrap()
-        })
-        .collect();
-    assert_eq!(steps, [0.0, 2.0, 4.0]);
+    let evaluated = json_lines(&folder.path().join("reward_model/evaluations.jsonl"));
+    let judged = |row: &Value| row["eval_pair_accuracy_ratio"].is_number() && row["eval_loss"].is_number();
+    assert!(evaluated.iter().all(judged), "{evaluated:?}");
+    assert!(evaluated.iter().map(|row| row["eval_step"].as_f64().unwrap()).eq([0.0, 2.0, 4.0]), "{evaluated:?}");
     let sets = ["--set", "change=[{at=3,set=[\"train.lr=1\"]}]"];
     let refused = rollflow(&[&["check", "pipelines/recipes/sft.toml"][..], &sets].concat());
     assert!(refused.err.contains("these may change: sft.lr, sft.schedule"), "{}", refused.err);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::running::{read, rollflow, rollflow_with};
+use crate::running::{read, rollflow, rollflow_with, with_sets};
 
 const RECIPE: &str = "pipelines/recipes/grpo.toml";
 /// Quotes, dollars, substitutions, newlines, and what YAML reads as something else.
@@ -17,10 +17,7 @@ const HOSTILE: &str = "name=\"it's $(touch pwned) `id` ${HOME} %h {{x}} yes: - #
 
 /// What `deploy` prints of the shipped recipe on a platform.
 fn dry(platform: &str, sets: &[&str]) -> String {
-    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-    let ended = rollflow(&[&["deploy", platform, RECIPE, "--dry-run"], &sets[..]].concat());
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    ended.out
+    rollflow(&with_sets(&["deploy", platform, RECIPE, "--dry-run"], sets)).ok().out
 }
 
 fn documents(text: &str) -> Vec<Value> {
@@ -212,8 +209,7 @@ fn the_addresses_of_deployed_engines_take_precedence_over_given_ones() {
         assert_eq!(urls, "[\"http://engine-0:8400\", \"http://engine-1:8400\"]");
     }
     let sets = [&["engine={kind=\"vllm\"}"], &ENGINES[1..]].concat();
-    let sets: Vec<&str> = sets.into_iter().flat_map(|set| ["--set", set]).collect();
-    let refused = rollflow(&[&["deploy", "compose", RECIPE, "--dry-run"], &sets[..]].concat());
+    let refused = rollflow(&with_sets(&["deploy", "compose", RECIPE, "--dry-run"], &sets));
     assert!(refused.code == Some(2) && refused.err.contains("set its keys, such as engine.kind=vllm"), "{refused:?}");
 }
 
@@ -238,8 +234,7 @@ fn settings_that_contradict_each_other_or_hold_a_secret_are_refused_before_anyth
         (&["deploy.slurm.partition=\"a\\n#SBATCH --uid=0\""], "letters, digits"),
         (&["deploy.rank=2"], "did you mean `ranks`"),
     ] {
-        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-        let refused = rollflow(&[&["deploy", "slurm", RECIPE, "--dry-run"], &sets[..]].concat());
+        let refused = rollflow(&with_sets(&["deploy", "slurm", RECIPE, "--dry-run"], sets));
         assert!(refused.code == Some(2) && refused.err.contains(why) && refused.out.is_empty(), "{why}: {refused:?}");
     }
     let refused = rollflow(&["deploy", "slurm", "../outside.toml", "--dry-run"]);
@@ -266,9 +261,7 @@ fn a_file_that_was_edited_is_not_overwritten() {
 fn a_run_by_ssh_is_one_detached_process_per_rank_and_engine() {
     let sets =
         [&["deploy.ranks=4", "deploy.runs=\"/shared\"", "deploy.ssh.engine_hosts=[\"c\",\"d\"]"][..], &ENGINES[..]].concat();
-    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-    let ended = rollflow(&[&["deploy", "ssh", "a,me@b", RECIPE, "--dry-run"], &sets[..]].concat());
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = rollflow(&with_sets(&["deploy", "ssh", "a,me@b", RECIPE, "--dry-run"], &sets)).ok();
     let heads: Vec<&str> =
         ended.out.lines().filter_map(|line| line.strip_prefix("# ")).filter(|line| line.contains(':')).collect();
     let name = "grpo-addition";
@@ -304,12 +297,10 @@ fn a_run_by_ssh_that_starts_again_keeps_its_engines() {
         "deploy.ssh.engine_hosts=[\"b\"]",
         &program,
     ];
-    let sets: Vec<&str> = sets.into_iter().flat_map(|set| ["--set", set]).collect();
-    let deploy = |words: &[&str]| rollflow_with(&[&["deploy"], words, &sets[..]].concat(), &[("PATH", &path)]);
+    let deploy = |words: &[&str]| rollflow_with(&with_sets(&[&["deploy"], words].concat(), &sets), &[("PATH", &path)]);
     let runs = home.join(".rollflow/runs");
     let engine = runs.join("grpo-addition-engine-0/pid");
-    let first = deploy(&["ssh", "a", RECIPE]);
-    assert_eq!(first.code, Some(0), "{}", first.err);
+    deploy(&["ssh", "a", RECIPE]).ok();
     let started = read(&engine);
     wait_for(&runs.join("grpo-addition/exit"));
     // The lock is free a moment later.
@@ -323,5 +314,5 @@ fn a_run_by_ssh_that_starts_again_keeps_its_engines() {
     }
     assert!(!again.err.contains("started b:") && !started.is_empty(), "{}", again.err);
     assert_eq!(read(&engine), started, "the same process");
-    assert_eq!(stopped.code, Some(0), "{}", stopped.err);
+    stopped.ok();
 }

@@ -1,9 +1,7 @@
 //! Recipes that name several devices (R127): the processor more than once, or GPUs, where the environment puts all recipes on one
 //! (`ROLLFLOW__MODEL__DEVICE=cuda`).
 
-use serde_json::Value;
-
-use crate::running::{GRPO, SFT, read, rollflow, run_args};
+use crate::running::{GRPO, SFT, TINY, plain_run_args, read, rollflow, rows, run_args, with_sets};
 
 /// Two more devices beside a recipe's own, in the words of `--set`.
 fn more(key: &str) -> String {
@@ -14,12 +12,8 @@ fn more(key: &str) -> String {
 
 fn losses(folder: &std::path::Path, name: &str, sets: &[&str]) -> Vec<f64> {
     let run = folder.join(name);
-    let small = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "sft.steps=12", "sft.batch=16"];
-    let sets = small.iter().chain(sets).flat_map(|set| ["--set", set]);
-    let ended = rollflow(&["run", SFT, "--out", run.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>());
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let rows = read(&run.join("metrics.jsonl"));
-    rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64().unwrap()).collect()
+    rollflow(&plain_run_args(SFT, &run, &[&TINY[..4], &["sft.steps=12", "sft.batch=16"], sets].concat())).ok();
+    rows(&run).iter().map(|row| row["loss"].as_f64().unwrap()).collect()
 }
 
 #[test]
@@ -39,8 +33,7 @@ fn a_run_generates_and_trains_on_several_devices() {
     let run = folder.path().join("run");
     let (generators, beside) = (more("generate.devices"), more("train.replica_devices"));
     let sets = [&generators, "generate.workers=2", &beside, "flow.max_staleness=2"];
-    let ended = rollflow(&run_args(GRPO, &run, &[&sets[..], &["train.steps=6"]].concat()));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&run_args(GRPO, &run, &[&sets[..], &["train.steps=6"]].concat())).ok();
     assert_eq!(read(&run.join("metrics.jsonl")).lines().count(), 6);
     assert!(read(&run.join("report.html")).contains("[\"token ledger\",\""));
 }
@@ -48,8 +41,7 @@ fn a_run_generates_and_trains_on_several_devices() {
 #[test]
 fn check_tells_of_devices_that_nobody_uses_or_that_are_not_there() {
     let check = |sets: &[&str]| {
-        let sets = sets.iter().flat_map(|set| ["--set", set]);
-        let ended = rollflow(&["check", GRPO].into_iter().chain(sets).collect::<Vec<_>>());
+        let ended = rollflow(&with_sets(&["check", GRPO], sets));
         assert_eq!(ended.code, Some(2), "{}", ended.out);
         ended.err
     };

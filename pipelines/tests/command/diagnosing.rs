@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::offline::OFFLINE;
-use crate::running::{Ended, GRPO, Running, SFT, read, rollflow, run_args};
+use crate::running::{Ended, GRPO, Running, SFT, plain_run_args, read, rollflow, run_args};
 
 /// A model that learns addition within 60 steps: the reward rises from 0.3 to 0.5.
 // Threads: sums of a step are rounded alike wherever it runs, and the run with them.
@@ -193,10 +193,7 @@ fn a_loss_that_is_not_finite_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let sets = ["sft.steps=20", "sft.lr=1e30", "sft.on_nonfinite=skip", "sft.max_grad_norm=1e9", "model.hidden=16"];
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    let args: Vec<&str> = ["run", SFT, "--out", run.to_str().unwrap()].into_iter().chain(sets).collect();
-    let ended = rollflow(&args);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&plain_run_args(SFT, &run, &sets)).ok();
     assert_eq!(found(&run), ["not_finite"]);
     let advice = "do: lower sft.lr or sft.max_grad_norm";
     assert!(diagnose(&run, &[]).out.contains(advice), "keys of the section that trains");

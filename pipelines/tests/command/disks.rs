@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::crashes::{four_steps, lines, resume, steps_saved};
-use crate::running::{Ended, GRPO, read, rollflow, rollflow_after, run_args};
+use crate::running::{Ended, GRPO, read, rollflow, rollflow_after, rows, run_args};
 
 /// No file grows beyond so many blocks of 512 bytes (in some shells 1024): to whoever writes, a disk that is full.
 fn full_after(blocks: u32) -> String {
@@ -42,8 +42,7 @@ fn failed(ended: &Ended, said: &[&str]) {
 
 fn goes_on(run: &Path, after: u64, to: u64) {
     let steps = format!("train.steps={to}");
-    let ended = rollflow(&["resume", run.to_str().unwrap(), "--set", &steps]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = rollflow(&["resume", run.to_str().unwrap(), "--set", &steps]).ok();
     assert!(ended.err.contains(&format!("going on after step {after}")), "{}", ended.err);
     assert_eq!((lines(run), steps_saved(run)), (to, vec![to - 2, to - 1, to]));
 }
@@ -71,21 +70,17 @@ fn a_disk_that_fills_up_under_a_log_ends_the_run_with_the_file_and_no_row_is_los
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     four_steps(&run);
-    let rows = read(&run.join("metrics.jsonl"));
+    let written = read(&run.join("metrics.jsonl"));
     // The record of the run, which has the whole recipe, still has room.
-    let room = rows.len().max(read(&run.join("run.json")).len() + 4096);
+    let room = written.len().max(read(&run.join("run.json")).len() + 4096);
     let full = full_after(u32::try_from(room / 512 + 1).unwrap());
     let sets = ["--set", "train.steps=80", "--set", "observe.rollouts_every=0", "--set", "checkpoint.every=0"];
     let more = [&resume(&run)[..], &sets].concat();
     let ended = rollflow_after(&full, &more);
     failed(&ended, &["stage \"log\" failed", "metrics.jsonl: File too large"]);
     assert!(lines(&run) < 80);
-    let ended = rollflow(&more);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let steps: Vec<u64> = read(&run.join("metrics.jsonl"))
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64().unwrap())
-        .collect();
+    rollflow(&more).ok();
+    let steps: Vec<u64> = rows(&run).iter().map(|row| row["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, (1..=80).collect::<Vec<_>>());
 }
 

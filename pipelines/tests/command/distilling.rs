@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::model_serving::Server;
-use crate::running::{SFT, read, rollflow};
+use crate::running::{SFT, TINY, plain_run_args, read, rollflow, rows, with_sets};
 
 const DISTILL: &str = "pipelines/recipes/distill.toml";
 
@@ -14,21 +14,15 @@ fn a_small_student_learns_its_teachers_sums_without_a_reward() {
     let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
     // The shipped teacher is larger: a debug build would take minutes.
     let sizes = ["model.hidden=64", "model.layers=2", "model.intermediate=192"].map(str::to_owned);
-    let run = |recipe: &str, out: &std::path::Path, sets: &[String]| {
-        let out = path(out);
-        let sets = sets.iter().flat_map(|set| ["--set", set]);
-        let ended = rollflow(&["run", recipe, "--out", &out].into_iter().chain(sets).collect::<Vec<_>>());
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
-        ended
-    };
+    let run = |recipe: &str, out: &std::path::Path, sets: &[String]| rollflow(&plain_run_args(recipe, out, sets)).ok();
     let taught = ["sft.lr=3e-3", "sft.steps=250"].map(str::to_owned);
     run(SFT, &teacher, &[&sizes[..], &taught[..]].concat());
     let of_teacher = format!("teacher.path={:?}", path(&teacher));
     let sets = ["batch.groups=32", "train.steps=300", "train.target_reward=0.9", "generate.max_num_seqs=64"];
     run(DISTILL, &student, &[&sizes[..], &sets.map(str::to_owned)[..], std::slice::from_ref(&of_teacher)].concat());
-    let rows: Vec<Value> = read(&student.join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let metrics = rows(&student);
     let mean = |rows: &[Value], key: &str| rows.iter().map(|row| row[key].as_f64().unwrap()).sum::<f64>() / rows.len() as f64;
-    let (first, last) = (&rows[..10], &rows[rows.len() - 10..]);
+    let (first, last) = (&metrics[..10], &metrics[metrics.len() - 10..]);
     assert!(
         mean(last, "reward_mean") > 0.25 && mean(first, "reward_mean") < 0.1,
         "{} {}",
@@ -45,8 +39,8 @@ fn a_small_student_learns_its_teachers_sums_without_a_reward() {
         &whole,
         &[&sizes[..], &sets[..1].iter().map(|set| (*set).to_owned()).collect::<Vec<_>>(), &steps, &over].concat(),
     );
-    let rows: Vec<Value> = read(&whole.join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let (first, last) = (&rows[..10], &rows[rows.len() - 10..]);
+    let metrics = rows(&whole);
+    let (first, last) = (&metrics[..10], &metrics[metrics.len() - 10..]);
     let divergence = |rows| mean(rows, "teacher_divergence_mean_nats");
     assert!(divergence(last) < 0.5 * divergence(first), "{} {}", divergence(first), divergence(last));
     let other = rollflow(&[
@@ -68,23 +62,18 @@ fn a_small_student_learns_its_teachers_sums_without_a_reward() {
 fn a_teacher_on_a_server_is_the_same_teacher() {
     let folder = tempfile::tempdir().unwrap();
     let teacher = folder.path().join("teacher");
-    let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32", "sft.steps=5"];
     let run = |recipe: &str, out: &str, sets: &[&str]| {
-        let out = folder.path().join(out);
-        let sets = tiny.iter().chain(sets).flat_map(|set| ["--set", set]);
-        rollflow(&["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
+        rollflow(&plain_run_args(recipe, &folder.path().join(out), &[&TINY[..5], &["sft.steps=5"], sets].concat()))
     };
-    let taught = run(SFT, "teacher", &["sft.schedule={}"]);
-    assert_eq!(taught.code, Some(0), "{}", taught.err);
+    run(SFT, "teacher", &["sft.schedule={}"]).ok();
     let server = Server::start(&teacher, &["--tinker", "--state", folder.path().join("state").to_str().unwrap()]);
     let sizes = ["train.steps=3", "batch.groups=4", "generate.max_num_seqs=8", "flow.max_staleness=0"];
     let here = format!("kind=\"frozen\",path={:?}", teacher.to_str().unwrap());
     let there = format!("kind=\"server\",url={:?},retries=1,pause=0.1", server.url);
     let by_tinker = format!("kind=\"tinker\",url={:?}", server.url);
     let rows = |name: &str, sets: &[&str]| -> Vec<Value> {
-        let ended = run(DISTILL, name, &[&sizes[..], sets].concat());
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
-        read(&folder.path().join(name).join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        run(DISTILL, name, &[&sizes[..], sets].concat()).ok();
+        rows(&folder.path().join(name))
     };
     // By sampled tokens, by the likeliest, and by the whole vocabulary.
     let ways = ["", ",top_k=5, beta=0", ",top_k=100, beta=0.5"];
@@ -119,15 +108,11 @@ fn a_teacher_on_a_server_is_the_same_teacher() {
 #[test]
 fn teachers_go_by_data_set_and_may_be_given_a_hint() {
     let folder = tempfile::tempdir().unwrap();
-    let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32", "sft.steps=5"];
     let run = |recipe: &str, out: &str, sets: &[&str]| {
-        let out = folder.path().join(out);
-        let sets = tiny.iter().chain(sets).flat_map(|set| ["--set", set]);
-        rollflow(&["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
+        rollflow(&plain_run_args(recipe, &folder.path().join(out), &[&TINY[..5], &["sft.steps=5"], sets].concat()))
     };
     for (name, seed) in [("one", "seed=1"), ("other", "seed=2")] {
-        let taught = run(SFT, name, &["sft.schedule={}", seed]);
-        assert_eq!(taught.code, Some(0), "{}", taught.err);
+        run(SFT, name, &["sft.schedule={}", seed]).ok();
     }
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let line = |a: u32, b: u32| format!("{{\"prompt\": \"{a}+{b}=\", \"answer\": \"{}\"}}\n", a + b);
@@ -138,8 +123,7 @@ fn teachers_go_by_data_set_and_may_be_given_a_hint() {
     let task = format!("task={{kind=\"data\", sources=[{{data={:?}}}, {{data={:?}}}]}}", path("low.jsonl"), path("high.jsonl"));
     let sizes = ["train.steps=3", "batch.groups=4", "generate.max_num_seqs=8", "flow.max_staleness=0", &task];
     let rows = |name: &str, teacher: &str| -> String {
-        let ended = run(DISTILL, name, &[&sizes[..], &[&format!("teacher={{{teacher}, top_k=3}}")]].concat());
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        run(DISTILL, name, &[&sizes[..], &[&format!("teacher={{{teacher}, top_k=3}}")]].concat()).ok();
         read(&folder.path().join(name).join("metrics.jsonl"))
     };
     let [one, other] = ["one", "other"].map(|name| format!("kind=\"frozen\", path={:?}", path(name)));
@@ -171,19 +155,15 @@ fn teachers_go_by_data_set_and_may_be_given_a_hint() {
 #[test]
 fn distillation_needs_no_reward_and_goes_together_with_a_reference() {
     let folder = tempfile::tempdir().unwrap();
-    let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32"];
-    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let run = |recipe: &str, out: &str, sets: &[&str]| {
-        let (out, sets) = (path(out), tiny.iter().chain(sets).flat_map(|set| ["--set", set]));
-        rollflow(&["run", recipe, "--out", &out].into_iter().chain(sets).collect::<Vec<_>>())
+        rollflow(&plain_run_args(recipe, &folder.path().join(out), &[&TINY[..5], sets].concat()))
     };
     assert_eq!(run(SFT, "teacher", &["sft.steps=30", "seed=1", "sft.schedule={}"]).code, Some(0));
-    let of_teacher = format!("teacher.path={:?}", path("teacher"));
+    let of_teacher = format!("teacher.path={:?}", folder.path().join("teacher"));
     let rows = |recipe: &str, out: &str, sets: &[&str]| -> Vec<Value> {
         let sizes = ["sft.steps=5", "train.steps=3", "batch.groups=4", "generate.max_num_seqs=8", "flow.max_staleness=0"];
-        let ended = run(recipe, out, &[&sizes[..], &[&of_teacher], sets].concat());
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
-        read(&folder.path().join(out).join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        run(recipe, out, &[&sizes[..], &[&of_teacher], sets].concat()).ok();
+        rows(&folder.path().join(out))
     };
     let rewarded = rows(DISTILL, "rewarded", &[]);
     let recipe: String = read(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(DISTILL))
@@ -217,9 +197,7 @@ fn distillation_needs_no_reward_and_goes_together_with_a_reference() {
 
 #[test]
 fn distillation_needs_a_teacher_and_no_critic() {
-    let check = |recipe: &str, sets: &[&str]| {
-        rollflow(&[&["check", recipe][..], &sets.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>()].concat())
-    };
+    let check = |recipe: &str, sets: &[&str]| rollflow(&with_sets(&["check", recipe], sets));
     let bad = check("pipelines/recipes/grpo.toml", &["pipeline=\"distill\""]);
     assert_eq!(bad.code, Some(2));
     assert!(bad.err.contains("pipeline = \"distill\" has no section [teacher]"), "{}", bad.err);

@@ -2,16 +2,14 @@
 
 use serde_json::Value;
 
-use crate::running::{GRPO, rollflow};
+use crate::running::{GRPO, rollflow, with_sets};
 
 /// Who follows the policy stands on the weights edge.
 #[test]
 fn a_reference_that_follows_the_policy_is_drawn_on_the_weights_edge() {
     for (reference, follows) in [("{kind=\"ema\"}", true), ("{kind=\"periodic\"}", true), ("{kind=\"frozen\"}", false)] {
         let sets = [format!("reference={reference}"), "train.kl_loss={beta=0.1}".to_owned(), "model.hidden=16".to_owned()];
-        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-        let drawn = rollflow(&[&["graph", GRPO, "--format", "json"][..], &sets].concat());
-        assert_eq!(drawn.code, Some(0), "{}", drawn.err);
+        let drawn = rollflow(&with_sets(&["graph", GRPO, "--format", "json"], &sets)).ok();
         let graph: Value = serde_json::from_str(&drawn.out).unwrap();
         let name = |node: &Value| graph["nodes"][node.as_u64().unwrap() as usize]["name"].as_str().unwrap().to_owned();
         let edges = graph["weights"].as_array().unwrap();
@@ -24,11 +22,7 @@ fn a_reference_that_follows_the_policy_is_drawn_on_the_weights_edge() {
 #[test]
 fn a_pipeline_is_drawn_in_three_languages() {
     let tiny = ["--set", "model.hidden=16", "--set", "model.heads=2", "--set", "model.kv_heads=1"];
-    let draw = |format: &str| {
-        let drawn = rollflow(&[&["graph", GRPO, "--format", format][..], &tiny].concat());
-        assert_eq!(drawn.code, Some(0), "{}", drawn.err);
-        drawn.out
-    };
+    let draw = |format: &str| rollflow(&[&["graph", GRPO, "--format", format][..], &tiny].concat()).ok().out;
     let mermaid = draw("mermaid");
     assert!(
         mermaid.starts_with("flowchart LR") && mermaid.contains("Prompt with its partial completions<br/>"),

@@ -10,15 +10,11 @@ use crate::asking::tiny_run;
 use crate::model_server::ModelServer;
 use crate::model_serving::Server;
 use crate::offline::OFFLINE;
-use crate::running::{GRPO, SFT, TINY, finished, read, rollflow, run_args};
+use crate::running::{GRPO, SFT, TINY, finished, json_lines, plain_run_args, read, rollflow, rows, run_args, with_sets};
 
 const EVAL: &str = "eval={every=2,samples=4,limit=6,max_num_seqs=8}";
 /// Of a run that several tests look at.
 pub const EVALUATED: [&str; 2] = [EVAL, "observe.rollouts_every=1"];
-
-fn rows(path: &Path) -> Vec<Value> {
-    read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
 
 /// Law V3, with evaluations.
 #[test]
@@ -26,7 +22,7 @@ fn a_synchronous_run_evaluates_every_version_that_is_due_and_its_saved_recipe_re
     let folder = tempfile::tempdir().unwrap();
     let sets = [EVAL, "train.steps=5", "observe.rollouts_every=1", "train.lr=1e-2"];
     let (run, again) = (tiny_run(folder.path(), &sets), folder.path().join("again"));
-    let evaluations = rows(&run.join("evaluations.jsonl"));
+    let evaluations = json_lines(&run.join("evaluations.jsonl"));
     let steps: Vec<u64> = evaluations.iter().map(|row| row["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [0, 2, 4, 5], "before the first step, every second, and the last");
     for row in &evaluations {
@@ -37,11 +33,11 @@ fn a_synchronous_run_evaluates_every_version_that_is_due_and_its_saved_recipe_re
         }
         assert!(row["eval_pass_at_1"].as_f64() <= row["eval_pass_at_4"].as_f64(), "{row}");
     }
-    let metrics = rows(&run.join("metrics.jsonl"));
+    let metrics = rows(&run);
     let found: Vec<Option<u64>> =
         metrics.iter().map(|row| row.get("eval_step").map(|step| step.as_f64().unwrap() as u64)).collect();
     assert_eq!(found, [Some(0), Some(2), None, Some(4), Some(5)], "in the row of its own step");
-    let answers = rows(&run.join("evaluations/step_000004.jsonl"));
+    let answers = json_lines(&run.join("evaluations/step_000004.jsonl"));
     assert_eq!(answers.len(), 6 * (4 + 1));
     assert!(answers.iter().all(|answer| answer["version"] == 5 && answer["reward"].is_number()));
 
@@ -61,9 +57,8 @@ fn a_run_with_vllm_servers_samples_and_evaluates_with_verified_versions() {
     let run = folder.path().join("run");
     let engine = format!("engine={{kind=\"vllm\",urls=[{:?}]}}", server.url);
     let sets = [EVAL, &engine, "train.steps=3", "flow.max_staleness=1", "sft.steps=20"];
-    let ended = rollflow(&run_args(GRPO, &run, &sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let evaluations = rows(&run.join("evaluations.jsonl"));
+    rollflow(&run_args(GRPO, &run, &sets)).ok();
+    let evaluations = json_lines(&run.join("evaluations.jsonl"));
     let pinned: Vec<[u64; 2]> =
         evaluations.iter().map(|row| ["eval_step", "eval_version"].map(|key| row[key].as_f64().unwrap() as u64)).collect();
     assert_eq!(pinned, [[0, 1], [2, 3], [3, 4]], "before the first step, every second, and the last");
@@ -84,21 +79,18 @@ fn a_run_with_servers_is_evaluated_by_them_and_so_is_its_checkpoint() {
     let completed = || server.metric(Metric::ServedSamples, &[("status", "completed")]);
     let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", server.url);
     let sets = [EVAL, &engine, "train.steps=5", "flow.max_staleness=1", "sft.steps=20"];
-    let ended = rollflow(&run_args(GRPO, &run, &sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let evaluations = rows(&run.join("evaluations.jsonl"));
+    rollflow(&run_args(GRPO, &run, &sets)).ok();
+    let evaluations = json_lines(&run.join("evaluations.jsonl"));
     let pinned: Vec<[u64; 2]> =
         evaluations.iter().map(|row| ["eval_step", "eval_version"].map(|key| row[key].as_f64().unwrap() as u64)).collect();
     assert_eq!(pinned, [[0, 1], [2, 3], [4, 5], [5, 6]], "before the first step, every second, and the last");
-    let answers = rows(&run.join("evaluations/step_000005.jsonl"));
+    let answers = json_lines(&run.join("evaluations/step_000005.jsonl"));
     assert!(answers.len() == 6 * 5 && answers.iter().all(|answer| answer["version"] == 6), "{answers:?}");
 
     let evaluate = |name: &str, sets: &[&str]| {
         let out = folder.path().join(name);
-        let args = ["eval", run.to_str().unwrap(), "--out", out.to_str().unwrap()].into_iter();
-        let ended = rollflow(&args.chain(sets.iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>());
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
-        rows(&out.join("answers.jsonl"))
+        rollflow(&with_sets(&["eval", run.to_str().unwrap(), "--out", out.to_str().unwrap()], sets)).ok();
+        json_lines(&out.join("answers.jsonl"))
     };
     let before = completed();
     let served = evaluate("served", &[]);
@@ -149,16 +141,14 @@ fn runs_without_a_generator_are_evaluated_too() {
     for (recipe, sets) in [(SFT, supervised), (OFFLINE, recorded)] {
         let run = |name: &str, sets: &[&str]| {
             let out = folder.path().join(name);
-            let sets = tiny.iter().chain(sets).flat_map(|set| ["--set", *set]);
-            let ended = rollflow(&["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>());
-            assert_eq!(ended.code, Some(0), "{}", ended.err);
+            rollflow(&plain_run_args(recipe, &out, &[tiny, sets].concat())).ok();
             out
         };
         let name = |what| format!("{what}-{}", recipe.rsplit('/').next().unwrap());
         let (with, without) = (run(&name("with"), &sets), run(&name("without"), &sets[..3]));
-        let steps: Vec<u64> = rows(&with.join("evaluations.jsonl")).iter().map(|row| row["step"].as_u64().unwrap()).collect();
+        let steps: Vec<_> = json_lines(&with.join("evaluations.jsonl")).iter().map(|row| row["step"].as_u64().unwrap()).collect();
         assert_eq!(steps, [0, 2, 4, 5], "{recipe}");
-        let found: Vec<_> = rows(&with.join("metrics.jsonl")).iter().map(|row| row["eval_step"].as_f64()).collect();
+        let found: Vec<_> = rows(&with).iter().map(|row| row["eval_step"].as_f64()).collect();
         assert_eq!(found, [Some(0.0), Some(2.0), None, Some(4.0), Some(5.0)], "{recipe}: in the row of its own step");
         let weights = |run: &Path| fs::read(run.join("checkpoints/step_000005/model.safetensors")).unwrap();
         assert_eq!(weights(&with), weights(&without), "{recipe}");
@@ -170,9 +160,9 @@ fn runs_without_a_generator_are_evaluated_too() {
 fn an_overlapped_run_ends_with_its_last_evaluation_in_its_last_row() {
     let folder = tempfile::tempdir().unwrap();
     let run = tiny_run(folder.path(), &[EVAL, "flow.max_staleness=1", "train.steps=6"]);
-    let last = rows(&run.join("metrics.jsonl")).pop().unwrap();
+    let last = rows(&run).pop().unwrap();
     assert_eq!((last["step"].as_u64(), last["eval_step"].as_f64()), (Some(6), Some(6.0)), "{last}");
-    assert_eq!(rows(&run.join("evaluations.jsonl")).pop().unwrap()["step"], 6);
+    assert_eq!(json_lines(&run.join("evaluations.jsonl")).pop().unwrap()["step"], 6);
 }
 
 #[test]
@@ -187,10 +177,8 @@ fn a_run_of_servers_is_evaluated_here_with_the_number_of_sequences_of_one_proces
     fs::write(run.join("recipe.toml"), served).unwrap();
     let asked = |name: &str, more: &[&str]| {
         let out = folder.path().join(name);
-        let sets = ["engine={kind=\"local\"}"].iter().chain(more).flat_map(|set| ["--set", *set]);
-        let args = ["eval", run.to_str().unwrap(), "--out", out.to_str().unwrap()].into_iter().chain(sets);
-        let ended = rollflow(&args.collect::<Vec<_>>());
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        let sets = [&["engine={kind=\"local\"}"], more].concat();
+        rollflow(&with_sets(&["eval", run.to_str().unwrap(), "--out", out.to_str().unwrap()], &sets)).ok();
         serde_json::from_str::<Value>(&read(&out.join("evaluation.json"))).unwrap()["asked"]["eval.max_num_seqs"].clone()
     };
     assert_eq!(asked("here", &[]), "64");
@@ -202,8 +190,7 @@ fn an_interrupted_evaluation_asks_only_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
     let (run, out) = (tiny_run(folder.path(), &EVALUATED), folder.path().join("eval"));
     let args = ["eval", run.to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"];
-    let first = rollflow(&args);
-    assert_eq!(first.code, Some(0), "{}", first.err);
+    let first = rollflow(&args).ok();
     let report: Value = serde_json::from_str(&first.out).unwrap();
     assert!(report["metrics"]["eval_pass_at_4"].is_number(), "{report}");
     // Cut within a group, and within a line.
@@ -227,12 +214,10 @@ fn an_interrupted_evaluation_asks_only_what_is_missing() {
     let stop = "generate.stop=[\"a\\n\\nb\"]";
     let of = |hidden: &str| {
         let sets = [&TINY[..], &[EVAL, stop, hidden]].concat();
-        let sets = sets.iter().flat_map(|set| ["--set", set]);
-        rollflow(&["eval", GRPO, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
+        rollflow(&with_sets(&["eval", GRPO, "--out", out.to_str().unwrap()], &sets))
     };
     for _ in 0..2 {
-        let same = of("model.hidden=16");
-        assert_eq!(same.code, Some(0), "{}", same.err);
+        of("model.hidden=16").ok();
     }
     let other = of("model.hidden=32");
     assert!(other.code == Some(1) && other.err.contains("something else"), "{}", other.err);
@@ -246,11 +231,10 @@ fn what_can_not_be_asked_or_judged_is_an_error_of_its_own() {
     fs::write(&task, format!("{{\"prompt\":\"1+1=\",\"answer\":\"2\"}}\n{{\"prompt\":\"{long}\",\"answer\":\"2\"}}\n")).unwrap();
     let run = tiny_run(folder.path(), &[]);
     let set = format!("eval={{samples=2,task={{kind=\"data\",data={:?}}}}}", task.to_str().unwrap());
-    let asked = rollflow(&["eval", run.to_str().unwrap(), "--set", &set, "--json"]);
-    assert_eq!(asked.code, Some(0), "{}", asked.err);
+    let asked = rollflow(&["eval", run.to_str().unwrap(), "--set", &set, "--json"]).ok();
     let report: Value = serde_json::from_str(&asked.out).unwrap();
     assert_eq!(report["metrics"]["eval_errors"], 3.0, "{report}");
-    let answers = rows(Path::new(report["answers"].as_str().unwrap()));
+    let answers = json_lines(Path::new(report["answers"].as_str().unwrap()));
     let errors: Vec<&Value> = answers.iter().filter(|answer| answer["question"] == 1).collect();
     assert!(errors.len() == 3 && errors.iter().all(|answer| answer["error"].as_str().unwrap().contains("positions")));
     assert!(answers.iter().filter(|answer| answer["question"] == 0).all(|answer| answer["reward"].is_number()));

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::crashes::resume;
 use crate::fork_server::compile;
-use crate::running::{Ended, GRPO, SFT, TINY, read, rollflow, rollflow_with, run_args};
+use crate::running::{Ended, GRPO, SFT, TINY, plain_run_args, read, rollflow, rollflow_with, run_args, with_sets};
 use crate::support::tfevents::read_events;
 
 /// Points of each kind that a test tries.
@@ -67,12 +67,11 @@ impl<'a> Trial<'a> {
 
     /// Runs or resumes, with a fault at operation `at`. Gives the operations too.
     fn go(&self, run: &Path, fault: Option<(Fault, usize)>) -> (Ended, Vec<String>) {
-        let all = [self.recipe, "--out", run.to_str().unwrap()];
-        let all = all.into_iter().chain(self.sets.iter().flat_map(|set| ["--set", *set]));
-        let args: Vec<&str> = match self.ranks {
-            Some([ranks, _]) => ["launch", "--ranks", ranks, "--resume"].into_iter().chain(all).collect(),
+        let out = run.to_str().unwrap();
+        let args = match self.ranks {
+            Some([ranks, _]) => with_sets(&["launch", "--ranks", ranks, "--resume", self.recipe, "--out", out], &self.sets),
             None if run.join("recipe.toml").exists() => resume(run).to_vec(),
-            None => ["run"].into_iter().chain(all).collect(),
+            None => plain_run_args(self.recipe, run, &self.sets),
         };
         let log = self.folder.path().join(format!("{}.log", run.file_name().unwrap().to_string_lossy()));
         fs::remove_file(&log).ok();
@@ -221,7 +220,7 @@ fn survives(recipe: &str, sets: Vec<&str>) {
 fn survives_all(trial: &Trial, least: usize, faults: &[Fault]) {
     let (recipe, run) = (trial.recipe, trial.folder.path().join("whole"));
     let (ended, operations) = trial.go(&run, None);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    ended.ok();
     assert!(operations.len() > least, "the library counts: {operations:#?}");
     let whole = Left::of(&run);
     let hidden = |path: &String| path.split('/').any(|name| name.starts_with('.') && name != ".lock");
@@ -298,13 +297,10 @@ fn ranks_that_do_not_see_the_run_s_folder_are_named_and_their_run_resumes() {
     let preloaded = format!("{} {}", trial.library.display(), std::env::var("LD_PRELOAD").unwrap_or_default());
     let launch = |shard: &str, steps: &str, hidden: &str| {
         let (run, shard) = (trial.folder.path().join(shard), format!("ranks.shard={shard:?}"));
-        let all = ["launch", "--ranks", "2", "--resume", SFT, "--out", run.to_str().unwrap()].into_iter();
-        let sets = trial.sets.iter().copied().chain([shard.as_str(), steps]).flat_map(|set| ["--set", set]);
-        let args: Vec<&str> = all.chain(sets).collect();
+        let sets = [&trial.sets[..], &[shard.as_str(), steps]].concat();
+        let args = with_sets(&["launch", "--ranks", "2", "--resume", SFT, "--out", run.to_str().unwrap()], &sets);
         let variables = [("LD_PRELOAD", preloaded.as_str()), ("FAULT_FOLDER", run.to_str().unwrap()), ("HIDDEN_FROM", hidden)];
-        let ended = rollflow_with(&args, &variables);
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
-        ended.err
+        rollflow_with(&args, &variables).ok().err
     };
     let files = |shard: &str, step: u64| {
         let checkpoint = trial.folder.path().join(format!("{shard}/checkpoints/step_{step:06}"));
@@ -326,6 +322,24 @@ fn ranks_that_do_not_see_the_run_s_folder_are_named_and_their_run_resumes() {
     assert_eq!(files("nothing", 3), ["model.safetensors", "optimizer.safetensors"]);
 }
 
+/// Law C1. A file that was edited is none of the checkpoint's either. To begin again would remove the rest.
+#[test]
+fn a_resume_without_an_intact_checkpoint_ends_and_leaves_all_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    rollflow(&run_args(GRPO, &run, &["train.steps=2", "checkpoint.every=1"])).ok();
+    for step in ["step_000001", "step_000002"] {
+        fs::write(run.join("checkpoints").join(step).join("tokenizer.json"), "{}").unwrap();
+    }
+    let rows = read(&run.join("metrics.jsonl"));
+    let more = [&resume(&run)[..], &["--set", "train.steps=3"]].concat();
+    let ended = rollflow(&more);
+    assert_eq!(ended.code, Some(1), "{}", ended.err);
+    assert!(ended.err.matches("checkpoint left out: ").count() == 2 && ended.err.contains("restore the files"), "{}", ended.err);
+    assert_eq!(read(&run.join("metrics.jsonl")), rows);
+    assert!(run.join("checkpoints/step_000002/model.safetensors").exists());
+}
+
 #[test]
 fn checkpoints_that_a_resume_set_aside_or_a_kill_half_removed_do_not_stay() {
     let folder = tempfile::tempdir().unwrap();
@@ -336,8 +350,7 @@ fn checkpoints_that_a_resume_set_aside_or_a_kill_half_removed_do_not_stay() {
     fs::create_dir(checkpoints.join(".step_000001.removed")).unwrap();
     fs::create_dir(checkpoints.join(".step_000002.undone")).unwrap();
     fs::write(checkpoints.join("step_000004/optimizer.safetensors"), "damaged").unwrap();
-    let ended = rollflow(&resume(&run));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = rollflow(&resume(&run)).ok();
     assert!(ended.err.contains("set aside: ") && ended.err.contains(".step_000004.undone"), "{}", ended.err);
     let mut left: Vec<String> =
         fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();

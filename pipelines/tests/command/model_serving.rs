@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::asking::tiny_run;
 use crate::crashes::nothing_lost;
-use crate::running::{GRPO, Running, TINY, finished, rollflow, rollflow_with, run_args};
+use crate::running::{GRPO, Running, TINY, finished, plain_run_args, rollflow, rollflow_with, rows, run_args};
 use crate::support::exposition::Exposition;
 
 /// Longest wait for an answer of a server on a busy machine.
@@ -93,9 +93,7 @@ pub fn checkpoint(run: &Path) -> PathBuf {
 /// A run of the model in `folder`, whatever its own model would be.
 pub fn run_of(model: &Path, out: &Path, sets: &[&str]) {
     let model = format!("model={{kind=\"folder\",path={:?}}}", model.to_str().unwrap());
-    let sets = TINY[5..].iter().copied().chain([&*model]).chain(sets.iter().copied()).flat_map(|set| ["--set", set]);
-    let ended = rollflow(&["run", GRPO, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>());
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&plain_run_args(GRPO, out, &[&TINY[5..], &[&*model], sets].concat())).ok();
 }
 
 pub fn farthest(a: &[f32], b: &[f32]) -> f32 {
@@ -110,9 +108,8 @@ fn all_routes_and_streams_give_the_completion_of_generate() {
     let server = Server::start(&run, &["--name", "sums"]);
     let run = run.to_str().unwrap();
     let generated = |args: &[&str]| -> Value {
-        let ended = rollflow(&[&["generate", run, "3+4=", "--temperature", "0", "--max-tokens", "12", "--json"], args].concat());
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
-        serde_json::from_str(&ended.out).unwrap()
+        let args = [&["generate", run, "3+4=", "--temperature", "0", "--max-tokens", "12", "--json"], args].concat();
+        serde_json::from_str(&rollflow(&args).ok().out).unwrap()
     };
     let plain = generated(&[]);
     let sampling = json!({"temperature": 0, "max_new_tokens": 12});
@@ -299,11 +296,9 @@ fn a_client_that_leaves_frees_its_slots_and_a_full_queue_is_told_so() {
     // A run that asks for more at once than the server takes waits, and loses nothing.
     let run = folder.path().join("busy");
     let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", server.url);
-    let ended = rollflow(&run_args(GRPO, &run, &[&engine, "generate.max_num_seqs=16", "observe.rollouts_every=1"]));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&run_args(GRPO, &run, &[&engine, "generate.max_num_seqs=16", "observe.rollouts_every=1"])).ok();
     nothing_lost(&run, 3);
-    for line in fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines() {
-        let row: Value = serde_json::from_str(line).unwrap();
+    for row in rows(&run) {
         assert!(row[Metric::LogProbGapMax.key()].as_f64().unwrap() < 1e-4, "its log-probabilities are the trainer's: {row}");
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::agents::GAME;
 use crate::crashes::refuses_fewer_steps;
-use crate::running::{Ended, GRPO, finished, rollflow, run_args};
+use crate::running::{Ended, GRPO, TINY, finished, json_lines, plain_run_args, rollflow, rows, run_args};
 
 pub const OFFLINE: &str = "pipelines/recipes/grpo_offline.toml";
 
@@ -32,13 +32,7 @@ fn greedy_accuracy(run: &Path) -> f64 {
 }
 
 fn run(out: &Path, sets: &[String]) -> Ended {
-    let sets = sets.iter().flat_map(|set| ["--set", set.as_str()]);
-    rollflow(&["run", OFFLINE, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
-}
-
-fn rows(run: &Path) -> Vec<Value> {
-    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    rollflow(&plain_run_args(OFFLINE, out, sets))
 }
 
 /// The shipped recipe on the shipped rollouts: from a model that knows nothing to one that is right more often than those who were recorded.
@@ -46,15 +40,10 @@ fn rows(run: &Path) -> Vec<Value> {
 fn a_policy_learns_from_recorded_rollouts_alone() {
     let folder = tempfile::tempdir().unwrap();
     let (out, untrained) = (folder.path().join("run"), folder.path().join("untrained"));
-    let ended = run(&out, &[]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = run(&out, &[]).ok();
     assert!(ended.out.contains("the trainer's own, at the step that learns from them"), "{}", ended.out);
-    let recorded: Vec<f64> = fs::read_to_string("data/rollouts_addition.jsonl")
-        .unwrap()
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap()["reward"].as_f64().unwrap())
-        .collect();
-    let recorded = recorded.iter().sum::<f64>() / recorded.len() as f64;
+    let recorded = json_lines(Path::new("data/rollouts_addition.jsonl"));
+    let recorded = recorded.iter().map(|row| row["reward"].as_f64().unwrap()).sum::<f64>() / recorded.len() as f64;
     assert_eq!(
         run(&untrained, &["train.steps=1".to_owned(), "train.lr=1e-12".to_owned(), "train.schedule.warmup=0".to_owned()]).code,
         Some(0)
@@ -72,9 +61,8 @@ fn rollouts_of_a_run_are_learned_from_with_their_log_probabilities_and_groups() 
     let folder = tempfile::tempdir().unwrap();
     let online = folder.path().join("online");
     finished(&online, &["observe.rollouts_every=1"]);
-    let recorded = fs::read_to_string(online.join("rollouts.jsonl")).unwrap();
-    let groups: std::collections::BTreeSet<u64> =
-        recorded.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["group"].as_u64().unwrap()).collect();
+    let recorded = json_lines(&online.join("rollouts.jsonl"));
+    let groups: std::collections::BTreeSet<u64> = recorded.iter().map(|row| row["group"].as_u64().unwrap()).collect();
     let sets = |steps: u64| {
         let checkpoint = online.join("checkpoints/step_000003");
         vec![
@@ -93,20 +81,17 @@ fn rollouts_of_a_run_are_learned_from_with_their_log_probabilities_and_groups() 
         ]
     };
     let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
-    let ended = run(&whole, &sets(8));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let said = format!("Rollouts: {} in {} groups", recorded.lines().count(), groups.len());
+    let ended = run(&whole, &sets(8)).ok();
+    let said = format!("Rollouts: {} in {} groups", recorded.len(), groups.len());
     assert!(ended.out.contains(&said) && ended.out.contains("Behaviour log-probabilities: as recorded"), "{said}: {}", ended.out);
     let rows_of_whole = rows(&whole);
     assert!(rows_of_whole[0]["log_prob_gap_mean_nats"].as_f64().unwrap() < 0.1, "they are those of nearly the same policy");
     assert!(rows_of_whole[0]["correction_weight_mean"].is_number());
-    let trained = fs::read_to_string(whole.join("rollouts.jsonl")).unwrap();
-    let first: Value = serde_json::from_str(trained.lines().next().unwrap()).unwrap();
-    assert!(recorded.lines().any(|line| serde_json::from_str::<Value>(line).unwrap()["tokens"] == first["tokens"]), "law D1");
+    let first = &json_lines(&whole.join("rollouts.jsonl"))[0];
+    assert!(recorded.iter().any(|row| row["tokens"] == first["tokens"]), "law D1");
 
     assert_eq!(run(&parts, &sets(4)).code, Some(0));
-    let resumed = rollflow(&["resume", parts.to_str().unwrap(), "--set", "train.steps=8"]);
-    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    rollflow(&["resume", parts.to_str().unwrap(), "--set", "train.steps=8"]).ok();
     let losses = |rows: Vec<Value>| rows.iter().map(|row| (row["loss"].clone(), row["reward_mean"].clone())).collect::<Vec<_>>();
     assert_eq!(losses(rows(&parts)), losses(rows_of_whole), "law C2");
     refuses_fewer_steps(&parts, "train.steps", 7, 8);
@@ -132,8 +117,7 @@ fn rollouts_of_several_turns_are_learned_from_where_the_model_spoke() {
         "train.steps=1".to_owned(),
         "train.schedule.warmup=0".to_owned(),
     ];
-    let ended = run(&offline, &sets);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    run(&offline, &sets).ok();
     // Tokens that nobody sampled have no log-probability on record: taken for sampled ones, they would be far off.
     let row = &rows(&offline)[0];
     assert!(row["log_prob_gap_mean_nats"].as_f64().unwrap() < 0.1, "{row}");
@@ -171,8 +155,7 @@ fn rollouts_that_make_no_sense_are_counted_and_a_prompt_is_a_group() {
         "batch.groups=2".to_owned(),
         "train.schedule.warmup=0".to_owned(),
     ];
-    let ended = run(&out, &sets);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = run(&out, &sets).ok();
     for said in [
         "Rollouts: 4 in 2 groups",
         "1 whose log_probs are not as many as its tokens",
@@ -193,7 +176,6 @@ fn recorded_rollouts_are_learned_from_with_a_reference_a_critic_and_mixed_sample
     let pairs = folder.path().join("pairs.jsonl");
     fs::write(&pairs, "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n").unwrap();
     let sets = |steps: u64| {
-        let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32"];
         let more = [
             "batch.groups=4",
             "checkpoint.every=2",
@@ -206,18 +188,16 @@ fn recorded_rollouts_are_learned_from_with_a_reference_a_critic_and_mixed_sample
             "mix={weight=0.5,every=2,batch=2}",
             "filter=[]",
         ];
-        let all = tiny.iter().chain(&more).map(|set| (*set).to_owned());
+        let all = TINY[..5].iter().chain(&more).map(|set| (*set).to_owned());
         all.chain([format!("sft={{data={pairs:?}}}"), format!("train.steps={steps}")]).collect::<Vec<_>>()
     };
     let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
-    let ended = run(&whole, &sets(6));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    run(&whole, &sets(6)).ok();
     let found = rows(&whole);
     assert_eq!(found.iter().filter(|row| row["mixed_loss"].is_number()).count(), 3, "every second step");
     assert!(found.iter().all(|row| row["critic_loss"].is_number()), "{found:?}");
     assert_eq!(run(&parts, &sets(2)).code, Some(0));
-    let resumed = rollflow(&["resume", parts.to_str().unwrap(), "--set", "train.steps=6"]);
-    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    rollflow(&["resume", parts.to_str().unwrap(), "--set", "train.steps=6"]).ok();
     let model = |run: &Path| fs::read(run.join("checkpoints/step_000006/model.safetensors")).unwrap();
     assert!(model(&whole) == model(&parts), "the same weights to the bit");
 }
@@ -228,13 +208,11 @@ fn mixed_samples_are_learned_at_temperature_1_whatever_the_rollouts_temperature_
     let pairs = folder.path().join("pairs.jsonl");
     fs::write(&pairs, "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n").unwrap();
     let loss = |temperature: &str| {
-        let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32"];
         let more = ["batch.groups=4", "train.steps=1", "train.schedule={kind=\"constant\"}", "mix={weight=0.5,batch=2}"];
-        let sets = tiny.iter().chain(&more).map(|set| (*set).to_owned());
+        let sets = TINY[..5].iter().chain(&more).map(|set| (*set).to_owned());
         let own = [format!("sft={{data={pairs:?}}}"), format!("generate.temperature={temperature}")];
         let out = folder.path().join(temperature);
-        let ended = run(&out, &sets.chain(own).collect::<Vec<_>>());
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        run(&out, &sets.chain(own).collect::<Vec<_>>()).ok();
         rows(&out)[0]["mixed_loss"].as_f64().unwrap()
     };
     assert_eq!(loss("1.0"), loss("0.5"), "before the first update");
@@ -257,8 +235,7 @@ fn recorded_rollouts_are_scored_anew_where_the_recipe_says_so() {
         "batch.groups=1".to_owned(),
         "train.schedule.warmup=0".to_owned(),
     ];
-    let ended = run(&out, &sets);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = run(&out, &sets).ok();
     assert!(ended.out.contains("Rollouts: 2 in 1 groups") && ended.out.contains("Groups left out: 1 "), "{}", ended.out);
     assert_eq!(rows(&out)[0]["reward_mean"], 0.5, "1 for a digit, 0 for none");
     let refused = rollflow(&["check", OFFLINE, "--set", "reward.kind=exact"]);

@@ -5,21 +5,12 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::running::{Ended, rollflow};
+use crate::running::{Ended, TINY, json_lines, plain_run_args, rollflow, rows, with_sets};
 
 const PAIRS: &str = "pipelines/recipes/dpo_pairs.toml";
 
-/// A model that a step takes an instant of.
-const SMALL: [&str; 6] =
-    ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32", "batch.groups=16"];
-
 fn run(out: &Path, sets: &[&str]) -> Ended {
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    rollflow(&["run", PAIRS, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
-}
-
-fn rows(file: &Path) -> Vec<Value> {
-    fs::read_to_string(file).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    rollflow(&plain_run_args(PAIRS, out, sets))
 }
 
 /// The shipped recipe: at the reference itself the loss is log 2 and no pair is told apart; what is learned holds for pairs that were held out.
@@ -27,12 +18,11 @@ fn rows(file: &Path) -> Vec<Value> {
 fn a_policy_learns_to_prefer_what_was_chosen_and_so_do_held_out_pairs_show() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
-    let ended = run(&out, &["train.epochs=6"]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let trained = rows(&out.join("metrics.jsonl"));
+    run(&out, &["train.epochs=6"]).ok();
+    let trained = rows(&out);
     assert_eq!(trained.len(), 102, "6 epochs of 540 pairs, 32 a step");
     assert!((trained[0]["loss"].as_f64().unwrap() - 2f64.ln()).abs() < 1e-4, "{}", trained[0]);
-    let evaluated = rows(&out.join("evaluations.jsonl"));
+    let evaluated = json_lines(&out.join("evaluations.jsonl"));
     let (first, last) = (&evaluated[0], &evaluated[evaluated.len() - 1]);
     assert_eq!((first["eval_step"].as_f64(), last["eval_step"].as_f64()), (Some(0.0), Some(102.0)), "{evaluated:?}");
     assert!((first["eval_loss"].as_f64().unwrap() - 2f64.ln()).abs() < 1e-6, "{first}");
@@ -47,20 +37,18 @@ fn a_policy_learns_to_prefer_what_was_chosen_and_so_do_held_out_pairs_show() {
 fn c2_preference_training_goes_on_where_it_was() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
-    let constant = [&SMALL[..], &["train.schedule={kind=\"constant\"}", "checkpoint.every=3", "eval.every=3"]].concat();
+    let constant = ["batch.groups=16", "train.schedule={kind=\"constant\"}", "checkpoint.every=3", "eval.every=3"];
     let start = |out: &Path, steps: &str| {
-        let ended = run(out, &[&constant[..], &[steps]].concat());
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        run(out, &[&TINY[..5], &constant, &[steps]].concat()).ok();
     };
     start(&whole, "train.steps=9");
     start(&parts, "train.steps=3");
-    let resumed = rollflow(&["resume", parts.to_str().unwrap(), "--set", "train.steps=9"]);
-    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    rollflow(&["resume", parts.to_str().unwrap(), "--set", "train.steps=9"]).ok();
     let model = |run: &Path| fs::read(run.join("checkpoints/step_000009/model.safetensors")).unwrap();
     assert!(model(&whole) == model(&parts), "the same weights to the bit");
     let judged = |run: &Path| -> Vec<[Value; 3]> {
         let keys = ["eval_step", "eval_pair_margin_mean", "eval_loss"];
-        rows(&run.join("evaluations.jsonl")).iter().map(|row| keys.map(|key| row[key].clone())).collect()
+        json_lines(&run.join("evaluations.jsonl")).iter().map(|row| keys.map(|key| row[key].clone())).collect()
     };
     assert_eq!((judged(&whole).len(), judged(&whole)), (4, judged(&parts)));
 }
@@ -103,10 +91,10 @@ fn pairs_are_read_in_all_formats_and_every_loss_of_pairs_trains_on_them() {
         let eval = format!("eval={{every=1,task={{data={:?}}}}}", data.to_str().unwrap());
         let sets =
             [task.as_str(), &loss, &eval, "chat.template=plain", "chat.ask=as_written", "train.epochs=0.5", "batch.groups=4"];
-        let ended = run(&out, &[&SMALL[..5], &sets, &["train.schedule.warmup=0"]].concat());
+        let ended = run(&out, &[&TINY[..5], &sets, &["train.schedule.warmup=0"]].concat());
         assert_eq!(ended.code, Some(0), "{pair_loss}: {}", ended.err);
         assert!(ended.out.contains("Data: pairs: 4 records"), "{}", ended.out);
-        assert_eq!(rows(&out.join("evaluations.jsonl")).len(), 2, "{pair_loss}: before the only step and after it");
+        assert_eq!(json_lines(&out.join("evaluations.jsonl")).len(), 2, "{pair_loss}: before the only step and after it");
     }
 }
 
@@ -122,9 +110,8 @@ fn references_by_data_set_score_held_out_pairs_too() {
         "reference={kind=\"by_source\", part=[{kind=\"frozen\", sources=[\"low\"]}, {kind=\"frozen\", sources=[\"high\"]}]}";
     let sets = [task.as_str(), reference, "train.epochs=1", "batch.groups=2", "train.schedule.warmup=0"];
     let out = folder.path().join("run");
-    let ended = run(&out, &[&SMALL[..5], &sets, &["eval={every=1}"]].concat());
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let evaluated = rows(&out.join("evaluations.jsonl"));
+    run(&out, &[&TINY[..5], &sets, &["eval={every=1}"]].concat()).ok();
+    let evaluated = json_lines(&out.join("evaluations.jsonl"));
     assert!((evaluated[0]["eval_loss"].as_f64().unwrap() - 2f64.ln()).abs() < 1e-6, "{evaluated:?}");
     let other = format!("eval={{every=1, task={{data={:?}}}}}", path("other.jsonl"));
     let cases = [
@@ -132,20 +119,18 @@ fn references_by_data_set_score_held_out_pairs_too() {
         ("eval={every=1, task={kind=\"arithmetic\"}}", "help: add a part without sources"),
     ];
     for (eval, advice) in cases {
-        let refused = run(&folder.path().join("refused"), &[&SMALL[..5], &sets, &[eval]].concat());
+        let refused = run(&folder.path().join("refused"), &[&TINY[..5], &sets, &[eval]].concat());
         assert!(refused.code == Some(2) && refused.err.contains(advice), "{}", refused.err);
     }
     let named = reference.replace("[\"high\"]", "[\"high\", \"other\"]");
     let sets = sets.map(|set| if set == reference { named.as_str() } else { set });
-    let ended = run(&folder.path().join("named"), &[&SMALL[..5], &sets, &[&other]].concat());
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    run(&folder.path().join("named"), &[&TINY[..5], &sets, &[&other]].concat()).ok();
 }
 
 #[test]
 fn what_means_nothing_to_pairs_of_a_data_set_is_refused() {
     let sets = ["eval.samples=2", "train.target_reward=1", "reference.kind=ema", "train.minibatches=2", "generate.temperature=1"];
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    let refused = rollflow(&["check", PAIRS].into_iter().chain(sets).collect::<Vec<_>>());
+    let refused = rollflow(&with_sets(&["check", PAIRS], &sets));
     assert_eq!(refused.code, Some(2));
     for part in [
         "`eval.samples` means nothing to pipeline = \"dpo\"",
@@ -167,8 +152,7 @@ fn check_derives_loss_reference_rate_and_steps_and_says_why() {
     let data = concat!(env!("CARGO_MANIFEST_DIR"), "/data/preferences_addition.jsonl");
     let text = format!("pipeline = 'dpo'\nmodel.path = '{model}'\ntask.data = '{data}'\ntrain.epochs = 2\nlora.rank = 4\n");
     fs::write(&recipe, text).unwrap();
-    let checked = rollflow(&["check", recipe.to_str().unwrap()]);
-    assert_eq!(checked.code, Some(0), "{}", checked.err);
+    let checked = rollflow(&["check", recipe.to_str().unwrap()]).ok();
     for part in [
         "train.loss.kind = \"dpo\": pipeline = \"dpo\"",
         "reference.kind = \"frozen\": ",
@@ -184,9 +168,7 @@ fn check_derives_loss_reference_rate_and_steps_and_says_why() {
 #[test]
 fn epochs_become_steps_for_every_pipeline_and_stay_the_same_when_the_run_goes_on() {
     let steps = |recipe: &str, sets: &[&str]| -> String {
-        let sets = sets.iter().flat_map(|set| ["--set", set]);
-        let args: Vec<&str> = ["check", recipe, "--json"].into_iter().chain(sets).collect();
-        let checked = rollflow(&args);
+        let checked = rollflow(&with_sets(&["check", recipe, "--json"], sets));
         assert_eq!(checked.code, Some(0), "{recipe}: {}{}", checked.out, checked.err);
         let checked: Value = serde_json::from_str(&checked.out).unwrap();
         let derived = checked["derived"].as_array().unwrap().iter();
@@ -207,8 +189,7 @@ fn epochs_become_steps_for_every_pipeline_and_stay_the_same_when_the_run_goes_on
 
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
-    let ended = run(&out, &[&SMALL[..], &["train.epochs=0.1", "eval.every=0", "train.schedule.warmup=0"]].concat());
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    run(&out, &[&TINY[..5], &["batch.groups=16", "train.epochs=0.1", "eval.every=0", "train.schedule.warmup=0"]].concat()).ok();
     let written = fs::read_to_string(out.join("recipe.toml")).unwrap();
     assert!(written.contains("\nsteps = 4\n") && !written.contains("\nepochs"), "{written}");
     let recipe = folder.path().join("both.toml");
@@ -226,9 +207,8 @@ fn epochs_become_steps_for_every_pipeline_and_stay_the_same_when_the_run_goes_on
     let mixture = mixture.join(", ");
     let [task, sft] = ["task={kind=\"data\", sources=", "sft.sources="].map(|to| format!("{to}[{mixture}]"));
     for (recipe, section, data) in [(PAIRS, "train", task + "}"), (&of("sft"), "sft", sft)] {
-        let epochs = format!("{section}.epochs=1");
-        let sets = [&epochs, &data].into_iter().flat_map(|set| ["--set", set]);
-        let refused = rollflow(&["check", recipe].into_iter().chain(sets).collect::<Vec<_>>());
+        let sets = [format!("{section}.epochs=1"), data];
+        let refused = rollflow(&with_sets(&["check", recipe], &sets));
         let said = format!("give repeats instead, or set {section}.steps");
         assert!(refused.code == Some(2) && refused.err.contains(&said), "{}{}", refused.out, refused.err);
     }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::fork_server::BINARY;
-use crate::running::{GRPO, read, rollflow, run_args};
+use crate::running::{GRPO, json_lines, read, rollflow, run_args, with_sets};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
@@ -26,16 +26,11 @@ fn page(folder: &Path) -> BTreeMap<String, PathBuf> {
     files.collect()
 }
 
-fn rows(path: &Path) -> Vec<Value> {
-    read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
 /// Runs two steps with these settings and returns the recorded rollouts.
 fn rollouts(out: &Path, sets: &[&str]) -> Vec<Value> {
     let sets = [&["train.steps=2", "observe.rollouts_every=1"], sets].concat();
-    let ended = rollflow(&run_args(GRPO, out, &sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    rows(&out.join("rollouts.jsonl"))
+    rollflow(&run_args(GRPO, out, &sets)).ok();
+    json_lines(&out.join("rollouts.jsonl"))
 }
 
 #[test]
@@ -120,10 +115,8 @@ fn an_environment_brings_its_own_prompts_and_a_model_is_evaluated_in_it() {
         ],
     ]
     .concat();
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    let args = ["eval", GRPO, "--environment", &in_file, "--out", out.to_str().unwrap()].into_iter().chain(sets);
-    let ended = rollflow(&args.collect::<Vec<_>>());
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let args = ["eval", GRPO, "--environment", &in_file, "--out", out.to_str().unwrap()];
+    let ended = rollflow(&with_sets(&args, &sets)).ok();
     assert!(ended.out.contains("eval_accuracy_ratio") && ended.out.contains("(95 %)"), "{}", ended.out);
     let refused = rollflow(&run_args(GRPO, &folder.path().join("no"), &[&brings[..], &[environment.as_str()]].concat()));
     assert!(refused.err.contains("the prompts of an environment come without completions to imitate"), "{}", refused.err);
@@ -135,11 +128,8 @@ fn an_environment_brings_its_own_prompts_and_a_model_is_evaluated_in_it() {
 fn check_loads_the_files_and_names_what_is_wrong_with_them() {
     let folder = tempfile::tempdir().unwrap();
     let file = page(folder.path()).remove("my_reward.py").unwrap();
-    let check = |sets: &[&str]| {
-        rollflow(&[&["check", GRPO][..], &sets.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>()].concat())
-    };
-    let good = check(&[&format!("reward={{kind=\"python\",file={file:?}}}")]);
-    assert_eq!(good.code, Some(0), "{}", good.err);
+    let check = |sets: &[&str]| rollflow(&with_sets(&["check", GRPO], sets));
+    let good = check(&[&format!("reward={{kind=\"python\",file={file:?}}}")]).ok();
     assert!(good.out.contains("my_reward.py: reward loaded"), "{}", good.out);
     fs::write(folder.path().join("broken.py"), "import nothing_of_this_name\n").unwrap();
     let broken = folder.path().join("broken.py");
@@ -165,18 +155,16 @@ fn a_function_that_fails_leaves_dead_letters_that_are_scored_when_it_is_mended()
     let (file, out) = (folder.path().join("my_reward.py"), folder.path().join("run"));
     fs::write(&file, "def reward(completion, answer):\n    return 1.0 / (answer != '7')\n").unwrap();
     let set = format!("reward={{kind=\"python\",file={file:?},retries=0}}");
-    let ended = rollflow(&run_args(GRPO, &out, &["train.steps=8", "flow.on_lost_sample=\"drop_group\"", &set]));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let letters = rows(&out.join("dead_letters.jsonl"));
+    rollflow(&run_args(GRPO, &out, &["train.steps=8", "flow.on_lost_sample=\"drop_group\"", &set])).ok();
+    let letters = json_lines(&out.join("dead_letters.jsonl"));
     let text = letters[0]["failures"][0]["text"].as_str().unwrap();
     assert!(
         text.contains("my_reward.py\", line 2, in reward") && text.ends_with("ZeroDivisionError: float division by zero"),
         "{text}"
     );
     fs::write(&file, "def reward(completion, answer):\n    return 0.5\n").unwrap();
-    let replayed = rollflow(&["replay", out.to_str().unwrap()]);
-    assert_eq!(replayed.code, Some(0), "{}", replayed.err);
-    let replayed = rows(&out.join("replayed.jsonl"));
+    rollflow(&["replay", out.to_str().unwrap()]).ok();
+    let replayed = json_lines(&out.join("replayed.jsonl"));
     assert_eq!(replayed.len(), 4 * letters.len(), "every sample of a group");
     assert!(replayed.iter().all(|sample| sample["reward"] == 0.5));
 }
@@ -187,14 +175,12 @@ fn a_resumed_run_warns_of_a_file_that_changed() {
     let (file, out) = (folder.path().join("my_reward.py"), folder.path().join("run"));
     fs::write(&file, "def reward(completion):\n    return 1.0\n").unwrap();
     let set = format!("reward={{kind=\"python\",file={file:?}}}");
-    let ended = rollflow(&run_args(GRPO, &out, &["train.steps=2", &set]));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&run_args(GRPO, &out, &["train.steps=2", &set])).ok();
     let resume = |steps: &str| rollflow(&["resume", out.to_str().unwrap(), "--set", steps]);
     let same = resume("train.steps=3");
     assert!(same.code == Some(0) && !same.err.contains("changed since"), "{}", same.err);
     fs::write(&file, "def reward(completion):\n    return 0.5\n").unwrap();
-    let changed = resume("train.steps=4");
-    assert_eq!(changed.code, Some(0), "{}", changed.err);
+    let changed = resume("train.steps=4").ok();
     assert!(changed.err.contains("my_reward.py changed since this run began"), "{}", changed.err);
 }
 
@@ -239,8 +225,7 @@ fn serve_env_serves_the_same_files_over_http_and_asks_for_its_token() {
         let sets =
             if section == "environment" { [&sets[..], &["reward={kind=\"environment\"}"]].concat() } else { sets.to_vec() };
         let out = folder.path().join(section);
-        let ended = crate::running::rollflow_with(&run_args(GRPO, &out, &sets), &[("RUN_TOKEN", "secret")]);
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        crate::running::rollflow_with(&run_args(GRPO, &out, &sets), &[("RUN_TOKEN", "secret")]).ok();
         let refused = folder.path().join(format!("{section}-refused"));
         if section == "reward" {
             let sets = [&sets[..], &["reward.on_failure=\"fail\""]].concat();

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use crate::fork_server::output;
-use crate::running::{GRPO, SFT, command, rollflow, rollflow_with};
+use crate::running::{GRPO, SFT, TINY, command, plain_run_args, rollflow, rollflow_with, with_sets};
 
 #[test]
 fn a_good_recipe_checks_and_shows_what_follows_from_it() {
@@ -146,30 +146,20 @@ fn every_shipped_recipe_checks_and_runs_a_few_steps() {
         let mut sets = small(&text);
         if text.contains("path = \"runs/teacher\"") {
             let out = folder.path().join("teacher");
-            let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "sft.steps=2"];
-            let tiny = tiny.iter().flat_map(|set| ["--set", set]);
-            let ended = rollflow(
-                &["run", SFT, "--out", out.to_str().unwrap(), "--set", "sft.schedule={}"]
-                    .into_iter()
-                    .chain(tiny)
-                    .collect::<Vec<_>>(),
-            );
-            assert_eq!(ended.code, Some(0), "{}", ended.err);
+            let tiny = [&["sft.schedule={}"], &TINY[..4], &["sft.steps=2"]].concat();
+            rollflow(&plain_run_args(SFT, &out, &tiny)).ok();
             sets.push(format!("teacher.path={:?}", out.to_str().unwrap()));
         }
         // A folder of a run that is nowhere near.
         let elsewhere = sets.iter().filter(|set| set.starts_with("task.path=") || set.starts_with("teacher.path="));
-        let elsewhere: Vec<&str> = elsewhere.flat_map(|set| ["--set", set.as_str()]).collect();
-        let checked = rollflow(&[&["check", name][..], &elsewhere].concat());
+        let checked = rollflow(&with_sets(&["check", name], &elsewhere.collect::<Vec<_>>()));
         assert_eq!((checked.code, checked.err.as_str()), (Some(0), ""), "{name}");
         // Those that start a server run where there is one: `make test-engines`.
         if text.contains("[engine]") {
             continue;
         }
         let out = folder.path().join(path.file_stem().unwrap());
-        let mut run = vec!["run", name, "--out", out.to_str().unwrap()];
-        run.extend(sets.iter().flat_map(|set| ["--set", set.as_str()]));
-        let ended = rollflow(&run);
+        let ended = rollflow(&plain_run_args(name, &out, &sets));
         assert_eq!(ended.code, Some(0), "{name}: {}", ended.err);
         let rows = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
         assert!(rows.lines().count() >= 2, "{name} took steps");
@@ -327,15 +317,8 @@ fn a_recipe_for_data_names_its_reward_and_check_says_why_each_value_is_what_it_i
     let data = concat!(env!("CARGO_MANIFEST_DIR"), "/data/word_problems.jsonl");
     let text = format!("pipeline = 'grpo'\n[model]\npath = '{model}'\n[task]\ndata = '{data}'\n");
     std::fs::write(&recipe, &text).unwrap();
-    let check = |sets: &[&str]| {
-        let sets = sets.iter().flat_map(|set| ["--set", set]);
-        rollflow(
-            &["check", recipe.to_str().unwrap(), "--set", "generate.max_new_tokens=40"]
-                .into_iter()
-                .chain(sets)
-                .collect::<Vec<_>>(),
-        )
-    };
+    let check =
+        |sets: &[&str]| rollflow(&with_sets(&["check", recipe.to_str().unwrap(), "--set", "generate.max_new_tokens=40"], sets));
     let refused = check(&[]);
     assert_eq!(refused.code, Some(2));
     for part in ["the recipe has no `reward`", "one of \"exact\", \"numeric\"", "\"math\" compares final answers"] {
@@ -389,9 +372,8 @@ fn init_takes_answers_from_a_pipe_and_what_it_writes_runs() {
     ] {
         assert!(text.contains(part), "{part}:\n{text}");
     }
-    let small =
-        ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32", "sft.steps=2"];
     let more = [
+        "sft.steps=2",
         "sft.batch=4",
         "batch.groups=4",
         "generate.max_num_seqs=8",
@@ -399,10 +381,7 @@ fn init_takes_answers_from_a_pipe_and_what_it_writes_runs() {
         "reward={kind=\"regex\",pattern=\"[0-9]\"}",
         "generate.max_new_tokens=4",
     ];
-    let sets = small.iter().chain(&more).flat_map(|set| ["--set", set]);
-    let args: Vec<&str> = ["run", recipe.to_str().unwrap(), "--out", out.to_str().unwrap()].into_iter().chain(sets).collect();
-    let ended = rollflow(&args);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&plain_run_args(recipe.to_str().unwrap(), &out, &[&TINY[..5], &more].concat())).ok();
     let (code, said) = init("gpro\n");
     assert!(code == Some(2) && said.contains("none of grpo, sft, sft_then_grpo"), "{said}");
 }
@@ -417,8 +396,7 @@ fn what_init_writes_runs_with_a_model_that_reads_little_and_leaves_out_what_does
     std::fs::write(&data, questions.collect::<String>()).unwrap();
     let (data, recipe) = (data.to_str().unwrap(), recipe.to_str().unwrap());
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/models/qwen2_tied");
-    let written = rollflow(&["init", recipe, "--yes", "--model", model, "--task", data, "--steps", "1"]);
-    assert_eq!(written.code, Some(0), "{}", written.err);
+    rollflow(&["init", recipe, "--yes", "--model", model, "--task", data, "--steps", "1"]).ok();
     // A model that was drawn at random earns nothing: any answer does.
     let any = [
         "filter=[]",
@@ -426,9 +404,7 @@ fn what_init_writes_runs_with_a_model_that_reads_little_and_leaves_out_what_does
         "batch.groups=2",
         "generate.group_size=2",
     ];
-    let args = ["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(any.iter().flat_map(|set| ["--set", set]));
-    let ended = rollflow(&args.collect::<Vec<_>>());
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = rollflow(&plain_run_args(recipe, &out, &any)).ok();
     let said = "9 records; skipped: 1 longer than 128 tokens, which are what 128 new ones leave of the 256 that the model reads";
     assert!(ended.out.contains(said), "{}", ended.out);
 

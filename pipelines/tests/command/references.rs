@@ -5,18 +5,17 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::running::{GRPO, TINY, read, rollflow, run_args};
+use crate::running::{GRPO, TINY, rollflow, rows, run_args, with_sets};
 
 const DPO: &str = "pipelines/recipes/dpo.toml";
 
 fn last_row(run: &Path) -> Value {
-    serde_json::from_str(read(&run.join("metrics.jsonl")).lines().next_back().unwrap()).unwrap()
+    rows(run).pop().unwrap()
 }
 
 /// Runs to the end and gives the last row of its metrics.
 fn last(run: &Path, sets: &[&str]) -> Value {
-    let ended = rollflow(&run_args(GRPO, run, sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&run_args(GRPO, run, sets)).ok();
     last_row(run)
 }
 
@@ -28,7 +27,7 @@ fn the_dearer_distance_is_the_less_a_policy_moves_away() {
         let run = folder.path().join("run");
         let sets = ["reference={kind=\"frozen\"}", "train.steps=100", "train.lr=5e-3", distance];
         last(&run, &sets);
-        let rows: Vec<Value> = read(&run.join("metrics.jsonl")).lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+        let rows = rows(&run);
         fs::remove_dir_all(&run).unwrap();
         rows[80..].iter().map(|row| row[key].as_f64().unwrap()).sum::<f64>() / 20.0
     };
@@ -64,10 +63,8 @@ fn a_folder_is_a_reference_too_if_it_speaks_of_the_same_tokens() {
 fn a_reference_and_pairs_are_part_of_a_forecast() {
     let folder = tempfile::tempdir().unwrap();
     let profile = folder.path().join("profile.json");
-    let sets = TINY.iter().chain(&["train.lr=1e-3"]).flat_map(|set| ["--set", set]);
     let args = ["simulate", DPO, "--profile", profile.to_str().unwrap(), "--record", "3", "--steps", "50"];
-    let forecast = rollflow(&args.into_iter().chain(sets).collect::<Vec<_>>());
-    assert_eq!(forecast.code, Some(0), "{}", forecast.err);
+    let forecast = rollflow(&with_sets(&args, &[&TINY[..], &["train.lr=1e-3"]].concat())).ok();
     assert!(forecast.out.contains("steps/h"), "{}", forecast.out);
     let recorded: Value = serde_json::from_slice(&fs::read(&profile).unwrap()).unwrap();
     assert!(["pairs", "reference"].iter().all(|stage| recorded["stages"][stage]["item"].is_number()), "{recorded}");
@@ -77,8 +74,7 @@ fn a_reference_and_pairs_are_part_of_a_forecast() {
 fn online_dpo_tells_how_many_pairs_it_has_right_and_by_how_much() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let ended = rollflow(&run_args(DPO, &run, &["train.steps=3"]));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&run_args(DPO, &run, &["train.steps=3"])).ok();
     let row = last_row(&run);
     assert!(row["pair_accuracy_ratio"].as_f64().is_some_and(|share| (0.0..=1.0).contains(&share)), "{row}");
     assert!(row["pair_margin_mean"].is_number(), "{row}");

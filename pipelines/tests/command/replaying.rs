@@ -4,9 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Rollout, read_lines};
-use serde_json::Value;
 
-use crate::running::{Ended, GRPO, read, rollflow, run_args};
+use crate::running::{Ended, GRPO, read, rollflow, rows, run_args, with_sets};
 
 /// Any answer is compared with the ground truth; the first sums have none.
 const COMPARED: &str = "reward={kind=\"regex\",pattern=\"(?s)^(.*)$\",require_end_of_text=false,retries=1}";
@@ -31,19 +30,16 @@ fn run(folder: &Path, poisoned: usize, sets: &[&str]) -> Ended {
 }
 
 fn replay(folder: &Path, sets: &[&str]) -> Ended {
-    let out = folder.join("run");
-    let sets = sets.iter().flat_map(|set| ["--set", set]);
-    rollflow(&["replay", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
+    rollflow(&with_sets(&["replay", folder.join("run").to_str().unwrap()], sets))
 }
 
 #[test]
 fn a_poisoned_run_takes_its_steps_and_its_letters_earn_under_a_mended_reward() {
     let folder = tempfile::tempdir().unwrap();
-    let ended = run(folder.path(), 2, &[]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = run(folder.path(), 2, &[]).ok();
     assert!(ended.out.contains("rollflow replay"), "{}", ended.out);
     let out = folder.path().join("run");
-    let rows: Vec<Value> = read(&out.join("metrics.jsonl")).lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+    let rows = rows(&out);
     assert_eq!(rows.len(), 3, "all steps were taken");
     assert_eq!(rows[0]["poisoned_groups"], 2.0, "the first two prompts lay before the first four that earned");
     assert!(read(&out.join("report.html")).contains("rollflow replay tries them again"));

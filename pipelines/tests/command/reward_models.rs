@@ -13,9 +13,10 @@ use rollflow::train::ScoreModel;
 use serde_json::Value;
 
 use crate::crashes::{self, refuses_fewer_steps};
-use crate::running::{Ended, GRPO, finished, read, rollflow, run_args};
+use crate::running::{Ended, GRPO, finished, plain_run_args, read, rollflow, rows, run_args, with_sets};
 
 const REWARD_MODEL: &str = "pipelines/recipes/reward_model.toml";
+const SMALL: [&str; 4] = ["model.hidden=64", "model.layers=2", "model.intermediate=128", "reward_model.batch=48"];
 
 /// Trains a small reward model in `out`.
 fn train(out: &Path, sets: &[&str]) -> Ended {
@@ -23,13 +24,7 @@ fn train(out: &Path, sets: &[&str]) -> Ended {
 }
 
 fn training<'a>(out: &'a Path, sets: &'a [&'a str]) -> Vec<&'a str> {
-    let tiny = ["model.hidden=64", "model.layers=2", "model.intermediate=128", "reward_model.batch=48"];
-    let sets = tiny.into_iter().chain(sets.iter().copied()).flat_map(|set| ["--set", set]);
-    ["run", REWARD_MODEL, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect()
-}
-
-fn rows(run: &Path) -> Vec<Value> {
-    read(&run.join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    with_sets(&plain_run_args(REWARD_MODEL, out, &SMALL), sets)
 }
 
 fn checkpoint(run: &Path, step: u64) -> PathBuf {
@@ -59,8 +54,7 @@ fn assert_earned(run: &Path, scorer: &Scorer, reward: impl Fn(f64, bool) -> f64)
 fn a_reward_model_learns_from_pairs_and_its_folder_rewards_answers() {
     let folder = tempfile::tempdir().unwrap();
     let (judge, run, parts) = (folder.path().join("judge"), folder.path().join("grpo"), folder.path().join("parts"));
-    let trained = train(&judge, &["reward_model.steps=300"]);
-    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    let trained = train(&judge, &["reward_model.steps=300"]).ok();
     let rows = rows(&judge);
     let of = |at: usize, metric: Metric| rows[at][metric.key()].as_f64().unwrap();
     assert_eq!(rows.len(), 300);
@@ -79,8 +73,7 @@ fn a_reward_model_learns_from_pairs_and_its_folder_rewards_answers() {
     assert!(scorer.score(&"3+4=".into(), "7").unwrap() > scorer.score(&"3+4=".into(), "95").unwrap());
     let warm_up = ["sft.steps=40", "sft.lr=3e-3", "observe.rollouts_every=1"];
     let alone = [&warm_up[..], &["reward={kind=\"model\"}", &path, "reward.threads=2", "reward.missing_end_penalty=3"]].concat();
-    let ended = rollflow(&run_args(GRPO, &run, &alone));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&run_args(GRPO, &run, &alone)).ok();
     assert_earned(&run, &scorer, |score, ended| if ended { score } else { score - 3.0 });
     let (again, recipe) = (folder.path().join("again"), run.join("recipe.toml"));
     assert_eq!(rollflow(&["run", recipe.to_str().unwrap(), "--out", again.to_str().unwrap()]).code, Some(0));
@@ -93,8 +86,7 @@ fn a_reward_model_learns_from_pairs_and_its_folder_rewards_answers() {
         model
     );
     let several = [&warm_up[..], &["reward={kind=\"parts\"}", &part]].concat();
-    let ended = rollflow(&run_args(GRPO, &parts, &several));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&run_args(GRPO, &parts, &several)).ok();
     assert_earned(&parts, &scorer, |score, _| 2.0 * score + 1.0);
     assert!(self::rows(&parts).iter().all(|row| row["reward_part_judge"].is_number()));
 }
@@ -107,8 +99,7 @@ fn its_training_goes_on_after_an_interruption_as_if_there_was_none() {
     let sets = ["reward_model.schedule={kind=\"constant\"}", "checkpoint.every=2"];
     assert_eq!(train(&whole, &[&sets[..], &["reward_model.steps=5"]].concat()).code, Some(0));
     assert_eq!(train(&cut, &[&sets[..], &["reward_model.steps=3"]].concat()).code, Some(0));
-    let resumed = rollflow(&["resume", cut.to_str().unwrap(), "--set", "reward_model.steps=5"]);
-    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    rollflow(&["resume", cut.to_str().unwrap(), "--set", "reward_model.steps=5"]).ok();
     for file in ["metrics.jsonl", "checkpoints/step_000005/model.safetensors"] {
         assert!(fs::read(whole.join(file)).unwrap() == fs::read(cut.join(file)).unwrap(), "{file} is the same");
     }
@@ -122,8 +113,7 @@ fn a_reward_model_of_adapters_that_was_killed_is_the_one_that_was_not() {
     let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
     let sets =
         ["lora={rank=4,alpha=8}", "reward_model.steps=30", "checkpoint.every=1", "model.layers=1", "eval={every=10,limit=8}"];
-    let ended = train(&whole, &sets);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    train(&whole, &sets).ok();
     assert!(crashes::killed(&killed, &training(&killed, &sets), (6, 21), || ()) >= 3);
     for file in ["adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"] {
         let at = |run: &Path| read(&checkpoint(run, 30).join("metadata.json")).contains(file);
@@ -143,8 +133,7 @@ fn a_reward_model_of_adapters_is_exported_asked_and_gone_on_with() {
     let path = |name: &str| folder.path().join(name);
     let sets = ["lora={rank=8,alpha=16}", "reward_model.steps=120", "reward_model.lr=3e-3"];
     let judge = path("judge");
-    let trained = train(&judge, &sets);
-    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    train(&judge, &sets).ok();
     let loss = |run: &Path, at: usize| rows(run)[at]["loss"].as_f64().unwrap();
     // The trunk is random and stays so.
     let learned = (110..120).map(|at| loss(&judge, at)).sum::<f64>() / 10.0;
@@ -156,8 +145,7 @@ fn a_reward_model_of_adapters_is_exported_asked_and_gone_on_with() {
     let (merged, apart) = (path("merged"), path("apart"));
     for (to, further) in [(&merged, None), (&apart, Some("--adapter"))] {
         let args = ["export", judge.to_str().unwrap(), to.to_str().unwrap()];
-        let ended = rollflow(&args.into_iter().chain(further).collect::<Vec<_>>());
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        rollflow(&args.into_iter().chain(further).collect::<Vec<_>>()).ok();
     }
     let config: Value = serde_json::from_str(&read(&merged.join("config.json"))).unwrap();
     assert_eq!(config["architectures"][0], "LlamaForSequenceClassification");
@@ -170,31 +158,25 @@ fn a_reward_model_of_adapters_is_exported_asked_and_gone_on_with() {
     }
 
     let path_of = format!("reward.path={}", adapters.display());
-    let rewarded = rollflow(&run_args(GRPO, &path("grpo"), &["reward={kind=\"model\"}", &path_of]));
-    assert_eq!(rewarded.code, Some(0), "{}", rewarded.err);
+    rollflow(&run_args(GRPO, &path("grpo"), &["reward={kind=\"model\"}", &path_of])).ok();
 
     // A language model is adapted where it lies, and adapters of the same kind go on being trained.
     let model = format!("model={{kind=\"folder\",path={:?}}}", path("grpo").join("checkpoints/step_000003"));
     let again = |name: &str, model: &str, sets: &[&str]| {
         let sets = [&["reward_model.steps=3", "reward_model.schedule.warmup=0", model][..], sets].concat();
-        let out = path(name);
-        let args = ["run", REWARD_MODEL, "--out", out.to_str().unwrap()].into_iter();
-        rollflow(&args.chain(sets.iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>())
+        rollflow(&plain_run_args(REWARD_MODEL, &path(name), &sets))
     };
-    let words = again("words", &model, &sets[..1]);
-    assert_eq!(words.code, Some(0), "{}", words.err);
+    again("words", &model, &sets[..1]).ok();
     let recipe = read(&path("words").join("recipe.toml"));
     assert!(recipe.contains("ask = \"as_written\""), "the folder has a chat template, and its run read plain text: {recipe}");
     assert!(!path("words").join("base").exists() && checkpoint(&path("words"), 3).join("adapter_model.safetensors").is_file());
     assert!(scorer(&checkpoint(&path("words"), 3)).score(&"3+4=".into(), "7").unwrap().is_finite());
     let model = format!("model={{kind=\"folder\",path={adapters:?}}}");
-    let on = again("on", &model, &sets[..1]);
-    assert_eq!(on.code, Some(0), "{}", on.err);
+    again("on", &model, &sets[..1]).ok();
     assert!(loss(&path("on"), 0) < loss(&judge, 0), "it goes on from where it was");
     let refused = again("refused", &model, &["lora={rank=3}"]);
     assert!(refused.code == Some(1) && refused.err.contains("rank 8") && refused.err.contains("rank 3"), "{}", refused.err);
-    let full = again("full", &model, &[]);
-    assert_eq!(full.code, Some(0), "{}", full.err);
+    again("full", &model, &[]).ok();
     assert!(checkpoint(&path("full"), 3).join("model.safetensors").is_file());
 }
 
@@ -218,16 +200,13 @@ fn pairs_come_from_a_file_and_a_reward_model_may_go_on_from_its_own_folder() {
         "{\"question\": \"say a\", \"good\": \"a\", \"bad\": \"b\"}\n{\"question\": \"say c\", \"good\": \"c\", \"bad\": 4}\n",
     )
     .unwrap();
-    let ended = train(&first, &sets);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let ended = train(&first, &sets).ok();
     assert!(!ended.out.contains("Held-out"), "{}", ended.out);
     let scorer = scorer(&checkpoint(&first, 20));
     let score = |prompt: &str, answer: &str| scorer.score(&prompt.into(), answer).unwrap();
     assert!(score("say a", "a") > score("say a", "b") && score("say c", "c") > score("say c", "4"));
     let model = format!("model={{kind=\"folder\",path={:?}}}", checkpoint(&first, 20));
-    let args = ["run", REWARD_MODEL, "--out", second.to_str().unwrap(), "--set", &model].into_iter();
-    let ended = rollflow(&args.chain(sets.iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>());
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&plain_run_args(REWARD_MODEL, &second, &[&[&*model], &sets[..]].concat())).ok();
     let loss = |run: &Path, at: usize| rows(run)[at]["loss"].as_f64().unwrap();
     assert!(loss(&second, 0) < loss(&first, 0), "it goes on from where it was");
 
@@ -247,11 +226,8 @@ fn pairs_come_from_data_sets_in_any_format_too() {
     let pair = |chosen: &str, rejected: &str| serde_json::json!({"question": "say a", "chosen": chosen, "rejected": rejected});
     fs::write(&data, serde_json::json!([pair("a", "b"), pair("a", "a"), pair("a", "c")]).to_string()).unwrap();
     let task = format!("task={{kind=\"data\",data={data:?}}}");
-    let ended = train(
-        &folder.path().join("run"),
-        &[&task, "reward_model.held_out=0", "reward_model.steps=2", "reward_model.schedule={kind=\"constant\"}"],
-    );
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let sets = [&*task, "reward_model.held_out=0", "reward_model.steps=2", "reward_model.schedule={kind=\"constant\"}"];
+    let ended = train(&folder.path().join("run"), &sets).ok();
     assert!(ended.out.contains("Data: ranked: 2 records; skipped: 1 whose answers are the same"), "{}", ended.out);
 }
 

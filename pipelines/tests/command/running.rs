@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{OFlags, fcntl_setfl};
+use serde_json::Value;
 
 use crate::fork_server::{self, BINARY, Process};
 
@@ -45,6 +46,15 @@ pub struct Ended {
     pub err: String,
 }
 
+impl Ended {
+    /// Asserts that it succeeded; if not, its errors are shown.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.code, Some(0), "{}", self.err);
+        self
+    }
+}
+
 /// The command with these arguments, started in the project's folder.
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(BINARY);
@@ -53,10 +63,19 @@ pub fn command(args: &[&str]) -> Command {
     command
 }
 
+/// `args` and `--set SET` for each of `sets`.
+pub fn with_sets<'a>(args: &[&'a str], sets: &'a [impl AsRef<str>]) -> Vec<&'a str> {
+    args.iter().copied().chain(sets.iter().flat_map(|set| ["--set", set.as_ref()])).collect()
+}
+
+/// `run RECIPE --out OUT` with `sets`.
+pub fn plain_run_args<'a>(recipe: &'a str, out: &'a Path, sets: &'a [impl AsRef<str>]) -> Vec<&'a str> {
+    with_sets(&["run", recipe, "--out", out.to_str().unwrap()], sets)
+}
+
 /// `run RECIPE --out OUT` with the tiny values and `sets` after them.
 pub fn run_args<'a>(recipe: &'a str, out: &'a Path, sets: &'a [&'a str]) -> Vec<&'a str> {
-    let sets = TINY.iter().chain(sets).flat_map(|set| ["--set", set]);
-    ["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect()
+    with_sets(&plain_run_args(recipe, out, &TINY), sets)
 }
 
 /// Runs to the end.
@@ -77,8 +96,7 @@ pub fn finished(to: &Path, sets: &[&str]) {
     let (place, done) = &*run;
     done.get_or_init(|| {
         let _none = fs::remove_dir_all(place);
-        let ended = rollflow(&run_args(GRPO, place, sets));
-        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        rollflow(&run_args(GRPO, place, sets)).ok();
     });
     copy(place, to);
 }
@@ -240,4 +258,14 @@ fn forward(stream: impl Read + Send + 'static, to: Sender<String>) {
 /// A whole file, or nothing where it isn't there yet.
 pub fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The rows of a run's `metrics.jsonl`. Empty if there is no such file yet.
+pub fn rows(run: &Path) -> Vec<Value> {
+    json_lines(&run.join("metrics.jsonl"))
+}
+
+/// The values of a JSON-lines file. Empty if there is no such file yet.
+pub fn json_lines(path: &Path) -> Vec<Value> {
+    read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use crate::running::{GRPO, Running, finished, read, rollflow, run_args};
+use serde_json::Value;
+
+use crate::running::{GRPO, Running, finished, json_lines, read, rollflow, run_args};
 use crate::terminal::written_on_terminal;
 
 const EVERY: [&str; 1] = ["observe.rollouts_every=1"];
@@ -50,16 +52,14 @@ fn new_samples_of_a_run_are_printed_as_it_records_them_until_it_ends() {
     assert_eq!(tail.end(), Some(0), "it ends with the run");
 }
 
-/// Replaces the text of every completion.
-fn answer(run: &Path, text: &str) {
-    let lines = read(&run.join("rollouts.jsonl"));
-    let with = |line: &str| {
-        let mut line: serde_json::Value = serde_json::from_str(line).unwrap();
-        line["response"] = text.into();
-        line["advantage"] = 1.0.into();
+/// Replaces the values of `keys` in every recorded rollout.
+pub fn rewrite_rollouts(run: &Path, keys: &[(&str, Value)]) {
+    let file = run.join("rollouts.jsonl");
+    let with = |mut line: Value| {
+        keys.iter().for_each(|(key, value)| line[*key] = value.clone());
         format!("{line}\n")
     };
-    fs::write(run.join("rollouts.jsonl"), lines.lines().map(with).collect::<String>()).unwrap();
+    fs::write(&file, json_lines(&file).into_iter().map(with).collect::<String>()).unwrap();
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_terminal_gets_colours_and_no_command_of_a_completion() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     finished(&run, &EVERY);
-    answer(&run, "a\x1b[2J\x1b]0;title\x07\nb");
+    rewrite_rollouts(&run, &[("response", "a\x1b[2J\x1b]0;title\x07\nb".into()), ("advantage", 1.0.into())]);
     let args = ["tail", run.to_str().unwrap(), "--last", "1"];
     let shown = " a\\u{1b}[2J\\u{1b}]0;title\\u{7}\\nb\r\n";
     let (code, coloured) = written_on_terminal(&args, &[]);

@@ -21,7 +21,10 @@ const COLUMNS: u16 = 160;
 /// Runs to the end with both streams on one terminal; gives the exit code and the lines that stand there.
 pub fn on_terminal(args: &[&str]) -> (Option<i32>, Vec<String>) {
     let (code, written) = written_on_terminal(args, &[]);
-    (code, show(&written))
+    // Rows enough that nothing scrolls out.
+    let mut terminal = vt100::Parser::new(NonZeroU16::new(2000).unwrap(), NonZeroU16::new(COLUMNS).unwrap(), 0);
+    terminal.process(written.as_bytes());
+    (code, terminal.screen().rows(0, COLUMNS).map(|row| row.trim_end().to_owned()).collect())
 }
 
 /// Runs to the end with both streams on one terminal and these variables; gives the exit code and what was written.
@@ -188,44 +191,4 @@ impl Drop for Terminal {
         let _ended = self.child.kill();
         let _ended = self.child.wait();
     }
-}
-
-/// As much of a terminal as indicatif asks for.
-fn show(written: &str) -> Vec<String> {
-    let (mut rows, mut row, mut column) = (vec![Vec::new()], 0_usize, 0_usize);
-    let mut chars = written.chars();
-    while let Some(char) = chars.next() {
-        match char {
-            '\r' => column = 0,
-            '\n' => row += 1,
-            '\x1b' => {
-                let mut number = String::new();
-                let action = chars.by_ref().skip(1).find(|&char| {
-                    number.push(char);
-                    char.is_ascii_alphabetic()
-                });
-                number.pop();
-                let count = number.parse().unwrap_or(1);
-                match action {
-                    Some('A') => row = row.saturating_sub(count),
-                    Some('B') => row += count,
-                    Some('K') if number == "2" => rows[row].clear(),
-                    Some('K') => rows[row].truncate(column),
-                    _ => {}
-                }
-            }
-            char => {
-                if column == usize::from(COLUMNS) {
-                    (row, column) = (row + 1, 0);
-                    rows.resize(rows.len().max(row + 1), Vec::new());
-                }
-                let row = &mut rows[row];
-                row.resize(row.len().max(column + 1), ' ');
-                row[column] = char;
-                column += 1;
-            }
-        }
-        rows.resize(rows.len().max(row + 1), Vec::new());
-    }
-    rows.into_iter().map(|row| row.into_iter().collect::<String>().trim_end().to_owned()).collect()
 }

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::crashes::nothing_lost;
+use crate::crashes::{lines, nothing_lost};
 use crate::live_page::{address as page_address, json};
 use crate::model_serving::Server;
-use crate::running::{Running, SFT, read, rollflow};
+use crate::running::{self, Running, SFT, plain_run_args, read, rollflow, with_sets};
 
 const RECIPE: &str = "pipelines/recipes/grpo_tinker.toml";
 
@@ -16,9 +16,7 @@ fn model(folder: &Path) -> PathBuf {
     let (begun, model) = (folder.join("begun"), folder.join("model"));
     let text = |path: &Path| path.to_str().unwrap().to_owned();
     let sizes = ["model.hidden=32", "model.layers=2", "model.intermediate=64", "sft.steps=60", "sft.lr=3e-3"];
-    let sets: Vec<&str> = sizes.iter().flat_map(|set| ["--set", set]).collect();
-    let ended = rollflow(&[&["run", SFT, "--out", &text(&begun)][..], &sets].concat());
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&plain_run_args(SFT, &begun, &sizes)).ok();
     assert_eq!(rollflow(&["export", &text(&begun), &text(&model)]).code, Some(0));
     model
 }
@@ -41,8 +39,7 @@ fn serve(model: &Path, state: &Path, address: &str) -> Server {
 }
 
 fn sets(url: &str) -> Vec<String> {
-    let of = |sets: &[String]| sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]).collect();
-    of(&[
+    vec![
         format!("trainer.url={url:?}"),
         "train.steps=30".to_owned(),
         "batch.groups=4".to_owned(),
@@ -51,20 +48,13 @@ fn sets(url: &str) -> Vec<String> {
         "checkpoint.every=5".to_owned(),
         "observe.rollouts_every=1".to_owned(),
         "filter=[]".to_owned(),
-    ])
-}
-
-fn args<'a>(command: &[&'a str], sets: &'a [String]) -> Vec<&'a str> {
-    command.iter().copied().chain(sets.iter().map(String::as_str)).collect()
+    ]
 }
 
 /// What a synchronous run must repeat: loss and reward of each step.
 fn seen(run: &Path) -> Vec<(u64, f64, f64)> {
-    let row = |line: &str| {
-        let row: Value = serde_json::from_str(line).unwrap();
-        (row["step"].as_u64().unwrap(), row["loss"].as_f64().unwrap(), row["reward_mean"].as_f64().unwrap())
-    };
-    read(&run.join("metrics.jsonl")).lines().map(row).collect()
+    let row = |row: &Value| (row["step"].as_u64().unwrap(), row["loss"].as_f64().unwrap(), row["reward_mean"].as_f64().unwrap());
+    running::rows(run).iter().map(row).collect()
 }
 
 #[test]
@@ -76,29 +66,25 @@ fn kills_of_the_run_and_of_the_server_change_no_step_laws_c1_v3() {
     let address = server.url.trim_start_matches("http://").to_owned();
     let mut sets = sets(&server.url);
     let bare = without_weights(&model, folder.path());
-    sets.extend(["--set".to_owned(), format!("model={{kind=\"folder\", path={:?}}}", bare.to_str().unwrap())]);
-    let drawn = rollflow(&args(&["graph", RECIPE], &sets));
-    assert_eq!(drawn.code, Some(0), "{}", drawn.err);
+    sets.push(format!("model={{kind=\"folder\", path={:?}}}", bare.to_str().unwrap()));
+    rollflow(&with_sets(&["graph", RECIPE], &sets)).ok();
     // Epochs are counted by the tokenizer alone.
     let data = folder.path().join("sums.jsonl");
     std::fs::write(&data, "{\"prompt\": \"1+2=\", \"answer\": \"3\"}\n".repeat(8)).unwrap();
     let task = format!("task={{data={data:?}}}");
     let counted = sets.iter().map(|set| if set == "train.steps=30" { "train.epochs=15" } else { set.as_str() });
-    let counted = rollflow(&["check", RECIPE, "--set", &task].into_iter().chain(counted).collect::<Vec<_>>());
+    let counted = rollflow(&with_sets(&["check", RECIPE, "--set", &task], &counted.collect::<Vec<_>>()));
     assert!(counted.code == Some(0) && counted.out.contains("15.0 of 8 prompts"), "{}{}", counted.out, counted.err);
     let [whole, killed] = ["whole", "killed"].map(|name| folder.path().join(name));
-    let ended = rollflow(&args(&["run", RECIPE, "--out", whole.to_str().unwrap()], &sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let rows = |run: &Path| if run.join("metrics.jsonl").exists() { read(&run.join("metrics.jsonl")).lines().count() } else { 0 };
-    let mut run = Running::start(&args(&["run", RECIPE, "--out", killed.to_str().unwrap()], &sets));
-    run.until("the run took steps", |_| rows(&killed) >= 8);
+    rollflow(&plain_run_args(RECIPE, &whole, &sets)).ok();
+    let mut run = Running::start(&plain_run_args(RECIPE, &killed, &sets));
+    run.until("the run took steps", |_| lines(&killed) >= 8);
     // The server first: the run waits for it, and its models are what they were.
     drop(server);
     let server = serve(&model, &state, &address);
-    run.until("the run went on", |_| rows(&killed) >= 14);
+    run.until("the run went on", |_| lines(&killed) >= 14);
     drop(run);
-    let ended = rollflow(&["resume", killed.to_str().unwrap()]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&["resume", killed.to_str().unwrap()]).ok();
     nothing_lost(&killed, 30);
     // Servers sample whatever is there together, so that log-probabilities are equal up to rounding.
     for ((step, loss, reward), other) in seen(&killed).into_iter().zip(seen(&whole)) {
@@ -117,8 +103,8 @@ fn kills_of_the_run_and_of_the_server_change_no_step_laws_c1_v3() {
     );
     for row in rows {
         let (name, updates) = (row["name"].as_str().unwrap(), row["step"].as_u64().unwrap());
-        let steps = read(&models.join(name).join("metrics.jsonl"));
-        let steps = steps.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["step"].as_u64().unwrap());
+        let steps = running::rows(&models.join(name));
+        let steps = steps.iter().map(|row| row["step"].as_u64().unwrap());
         assert!(row["pipeline"] == "tinker" && steps.eq(1..=updates), "{row}");
         let report = json(at, &format!("/api/runs/{}", name.replace(':', "%3A")));
         let curves = ["loss", "grad_norm", "entropy_nats", "log_prob_gap_mean_nats"];
@@ -131,8 +117,7 @@ fn kills_of_the_run_and_of_the_server_change_no_step_laws_c1_v3() {
     assert!(second.code != Some(0) && second.err.contains("another server works on"), "{}", second.err);
     // The weights come home.
     let adapter = folder.path().join("adapter");
-    let ended = rollflow(&["export", killed.to_str().unwrap(), adapter.to_str().unwrap(), "--adapter"]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&["export", killed.to_str().unwrap(), adapter.to_str().unwrap(), "--adapter"]).ok();
     assert!(adapter.join("adapter_model.safetensors").is_file());
     drop(server);
 }
@@ -149,21 +134,18 @@ fn all_weights_are_trained_where_there_is_no_section_lora() {
     let (bare, run) = (bare.to_str().unwrap(), folder.path().join("run"));
     let mut sets = sets(&server.url);
     sets.retain(|set| set != "lora.rank=4");
-    sets.dedup();
-    sets.extend(["--set", "train.steps=6"].map(str::to_owned));
-    let ended = rollflow(&args(&["run", bare, "--out", run.to_str().unwrap()], &sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    sets.push("train.steps=6".to_owned());
+    rollflow(&plain_run_args(bare, &run, &sets)).ok();
     nothing_lost(&run, 6);
     let [exported, adapter] = ["exported", "adapter"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
-    let ended = rollflow(&["export", run.to_str().unwrap(), &exported]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&["export", run.to_str().unwrap(), &exported]).ok();
     let weights = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
     assert_eq!(weights(Path::new(&exported)).len(), weights(&model).len());
     assert_ne!(weights(Path::new(&exported)), weights(&model));
     assert_eq!(rollflow(&["check", SFT, "--set", &format!("model={{kind='folder', path={exported:?}}}")]).code, Some(0));
     let ended = rollflow(&["export", run.to_str().unwrap(), &adapter, "--adapter"]);
     assert!(ended.code == Some(1) && ended.err.contains("holds no adapters, but a whole model"), "{}", ended.err);
-    let engine = rollflow(&args(&["check", bare, "--set", "engine={kind='rollflow', urls=['http://a:1']}"], &sets));
+    let engine = rollflow(&with_sets(&["check", bare, "--set", "engine={kind='rollflow', urls=['http://a:1']}"], &sets));
     assert!(engine.err.contains("`lora`: the servers of [engine] load adapters"), "{}", engine.err);
 }
 
@@ -182,26 +164,21 @@ fn servers_of_ones_own_sample_what_a_tinker_server_trains_laws_v2_v4() {
         "flow.max_staleness=2".to_owned(),
         "eval={every=10, samples=1}".to_owned(),
     ];
-    sets.extend(more.into_iter().flat_map(|set| ["--set".to_owned(), set]));
+    sets.extend(more);
     let run = folder.path().join("run");
-    let ended = rollflow(&args(&["run", RECIPE, "--out", run.to_str().unwrap()], &sets));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&plain_run_args(RECIPE, &run, &sets)).ok();
     nothing_lost(&run, 30);
-    let rows = read(&run.join("metrics.jsonl"));
-    let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let rows = running::rows(&run);
     let gap = rows.iter().map(|row| row["log_prob_gap_mean_nats"].as_f64().unwrap()).fold(0.0, f64::max);
     assert!(gap < 0.5, "the trainer's weights are those that sampled, up to the staleness: {gap}");
     assert!(rows.iter().any(|row| row["token_lag_mean_versions"].as_f64().unwrap() > 0.0), "generation overlaps training");
     assert!(rows.iter().any(|row| row.get("eval_greedy_accuracy_ratio").is_some()));
     // After a kill on the way it goes on: the server's version and the engine's adapter are found again.
     let killed = folder.path().join("killed");
-    let taken =
-        |run: &Path| if run.join("metrics.jsonl").exists() { read(&run.join("metrics.jsonl")).lines().count() } else { 0 };
-    let mut running = Running::start(&args(&["run", RECIPE, "--out", killed.to_str().unwrap()], &sets));
-    running.until("the run took steps", |_| taken(&killed) >= 12);
+    let mut running = Running::start(&plain_run_args(RECIPE, &killed, &sets));
+    running.until("the run took steps", |_| lines(&killed) >= 12);
     drop(running);
-    let ended = rollflow(&["resume", killed.to_str().unwrap()]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    rollflow(&["resume", killed.to_str().unwrap()]).ok();
     nothing_lost(&killed, 30);
     drop((trainer, engine));
 }
@@ -218,8 +195,7 @@ fn what_a_tinker_server_lacks_is_refused_by_name_all_at_once() {
         "reference={kind=\"frozen\"}",
         "train.kl_loss={beta=0.1}",
     ];
-    let sets: Vec<&str> = refused.iter().flat_map(|set| ["--set", set]).collect();
-    let ended = rollflow(&[&["check", RECIPE][..], &sets].concat());
+    let ended = rollflow(&with_sets(&["check", RECIPE], &refused));
     assert_eq!(ended.code, Some(2));
     for key in [
         "lora.alpha",
@@ -240,11 +216,10 @@ fn a_check_tries_the_servers_operations() {
     let model = model(folder.path());
     let server = serve(&model, &folder.path().join("state"), "127.0.0.1:0");
     let sets = sets(&server.url);
-    let checked = rollflow(&args(&["check", RECIPE], &sets));
-    assert_eq!(checked.code, Some(0), "{}", checked.err);
+    let checked = rollflow(&with_sets(&["check", RECIPE], &sets)).ok();
     assert!(checked.out.contains("protobuf, losses as a sum, repeated requests recognised"), "{}", checked.out);
     drop(server);
-    let checked = rollflow(&args(&["check", RECIPE, "--set", "trainer.lost_timeout=0.2"], &sets));
+    let checked = rollflow(&with_sets(&["check", RECIPE, "--set", "trainer.lost_timeout=0.2"], &sets));
     assert!(
         checked.code == Some(2) && checked.err.contains("`trainer.url`") && checked.err.contains("cannot connect"),
         "{}",

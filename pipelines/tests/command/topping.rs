@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::live_page::address;
 use crate::running::{Ended, GRPO, Running, finished, read, rollflow, rollflow_with, run_args};
+use crate::tailing::rewrite_rollouts;
 use crate::terminal::{Terminal, after_its_terminal_closed};
 
 const ENDLESS: [&str; 4] = ["train.steps=1000000", "train.target_reward=9", "flow.max_staleness=1", "observe.rollouts_every=1"];
@@ -115,24 +116,12 @@ fn names_and_addresses_that_lead_nowhere_are_errors_with_advice() {
     }
 }
 
-/// Replaces the text of every completion.
-fn answer(run: &Path, text: &str) {
-    let with = |line: &str| {
-        let mut line: Value = serde_json::from_str(line).unwrap();
-        line["response"] = text.into();
-        line["prompt"] = text.into();
-        format!("{line}\n")
-    };
-    let lines = read(&run.join("rollouts.jsonl"));
-    fs::write(run.join("rollouts.jsonl"), lines.lines().map(with).collect::<String>()).unwrap();
-}
-
 #[test]
 fn texts_of_models_reach_no_terminal_as_commands() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     finished(&run, &["observe.rollouts_every=1"]);
-    answer(&run, HOSTILE);
+    rewrite_rollouts(&run, &[("response", HOSTILE.into()), ("prompt", HOSTILE.into())]);
     let path = run.to_str().unwrap();
     assert!(once(&[path, "--pane", "samples"]).contains("a\\u{1b}[2J\\u{1b}]0;title\\u{7}\\u{9b}31m\\u{202e}b"));
     let mut terminal = Terminal::start(&["top", path, "--pane", "samples"], &[], (24, 80));

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::running::{GRPO, Running, rollflow, rollflow_with, run_args};
+use crate::running::{GRPO, Running, json_lines, rollflow, rollflow_with, rows, run_args, with_sets};
 
 const MODULE: &str = "
 import json, os, sys
@@ -52,15 +52,13 @@ fn a_tracker_gets_each_step_once_and_goes_on_after_a_kill() {
     drop(running);
     let steps = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count() + 5;
     let more = format!("train.steps={steps}");
-    let ended = rollflow_with(&["resume", run.to_str().unwrap(), "--set", &more], &variables);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let lines: Vec<serde_json::Value> = read().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    rollflow_with(&["resume", run.to_str().unwrap(), "--set", &more], &variables).ok();
+    let lines = json_lines(Path::new(&told));
     let begun: Vec<_> = lines.iter().filter(|line| line[0] == "sums").collect();
     assert!(begun.len() >= 2 && begun[0][1].is_null() && begun[1][1] == "the-run", "{begun:?}");
     assert_eq!(lines.last().unwrap(), "finished");
     let logged: Vec<_> = lines.iter().filter(|line| line[0].is_u64() && line[2].is_f64()).collect();
-    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let rows: Vec<serde_json::Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let rows = rows(&run);
     assert_eq!((rows.len(), logged.len()), (steps, steps), "each step once");
     for (logged, row) in logged.iter().zip(&rows) {
         assert_eq!((&logged[0], &logged[2]), (&row["step"], &row["loss"]));
@@ -81,16 +79,14 @@ fn a_tracker_that_is_down_ends_no_run_and_one_that_is_not_installed_starts_none(
         let variables = [("PYTHONPATH", modules.as_str()), ("TOLD", told.as_str()), ("BROKEN", broken)];
         rollflow_with(&run_args(GRPO, &path, &sets), &variables)
     };
-    let down = run("down", "log");
-    assert_eq!(down.code, Some(0), "{}", down.err);
+    let down = run("down", "log").ok();
     let missing = format!("what is missing is logged by: rollflow track {}", folder.path().join("down").display());
     assert!(down.err.contains("warning: observe.wandb: ") && down.err.contains(&missing), "{}", down.err);
     let path = folder.path().join("down");
     let variables = [("PYTHONPATH", modules.as_str()), ("TOLD", told.as_str()), ("BROKEN", "log")];
     let still = rollflow_with(&["track", path.to_str().unwrap()], &variables);
     assert!(still.code == Some(1) && still.err.contains("observe.wandb: its process ended"), "{}", still.err);
-    let later = rollflow_with(&["track", path.to_str().unwrap()], &[("PYTHONPATH", modules.as_str()), ("TOLD", told.as_str())]);
-    assert_eq!(later.code, Some(0), "{}", later.err);
+    rollflow_with(&["track", path.to_str().unwrap()], &[("PYTHONPATH", modules.as_str()), ("TOLD", told.as_str())]).ok();
     let lines = std::fs::read_to_string(&told).unwrap();
     assert_eq!(lines.lines().filter(|line| line.contains("grad_norm")).count(), 4, "{lines}");
     let missing = run("missing", "import");
@@ -101,9 +97,8 @@ fn a_tracker_that_is_down_ends_no_run_and_one_that_is_not_installed_starts_none(
         missing.err
     );
     assert!(!folder.path().join("missing").exists());
-    let sets = SETS.iter().flat_map(|set| ["--set", set]);
     let variables = [("PYTHONPATH", modules.as_str()), ("BROKEN", "import")];
-    let checked = rollflow_with(&["check", GRPO].into_iter().chain(sets).collect::<Vec<_>>(), &variables);
+    let checked = rollflow_with(&with_sets(&["check", GRPO], &SETS), &variables);
     assert!(checked.code == Some(2) && checked.err.contains("`observe.wandb`: python3 can't import wandb"), "{}", checked.err);
     let none = rollflow(&["track", path.to_str().unwrap(), "--set", "observe.wandb={python='no-such-python'}"]);
     assert!(none.code == Some(1) && none.err.contains("no-such-python"), "{}", none.err);
