@@ -185,7 +185,7 @@ fn epochs_become_steps_for_every_pipeline_and_stay_the_same_when_the_run_goes_on
     assert_eq!(steps(&of("reward_model"), &["reward_model.epochs=1"]), "reward_model.steps=90");
     assert_eq!(steps(&of("grpo_offline"), &["train.epochs=1", "filter=[]", "train.schedule.warmup=0"]), "train.steps=7");
     assert_eq!(steps(&of("dpo_pairs"), &[]), "train.steps=169");
-    assert_eq!(steps(&of("dpo_pairs"), &["train.steps=5"]), "", "what is laid over the file wins");
+    assert_eq!(steps(&of("dpo_pairs"), &["train.steps=6"]), "", "what is laid over the file wins");
 
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
