@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::crashes::{run_killed, same_bytes};
-use crate::running::{GRPO, TINY, json_lines, plain_run_args, read, rollflow, rows, run_args};
+use crate::running::{GRPO, TINY_MODEL, json_lines, plain_run_args, read, rollflow, rows, run_args};
 
 /// GRPO, then DAPO with leave-one-out advantages and a correction, then GSPO without one; the temperature falls and an entropy bonus fades
 /// meanwhile.
@@ -114,7 +114,7 @@ fn supervised_runs_change_their_rates_and_a_reward_model_is_evaluated_on_held_ou
     let folder = tempfile::tempdir().unwrap();
     let run = |recipe: &str, name: &str, sets: &[&str]| -> Vec<Value> {
         let out = folder.path().join(name);
-        rollflow(&plain_run_args(recipe, &out, &[&TINY[..5], sets].concat())).ok();
+        rollflow(&plain_run_args(recipe, &out, &[TINY_MODEL, sets].concat())).ok();
         rows(&out)
     };
     let rates = |rows: &[Value]| rows.iter().map(|row| row["learning_rate"].as_f64().unwrap()).collect::<Vec<_>>();

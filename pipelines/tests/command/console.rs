@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::running::{GRPO, SFT, TINY, plain_run_args, rollflow, run_args};
+use crate::running::{GRPO, SFT, TINY_MODEL, plain_run_args, rollflow, run_args};
 use crate::terminal::on_terminal;
 
 /// Where this line stands; it stands there once.
@@ -32,7 +32,7 @@ fn supervised_training_says_how_it_begins_goes_and_ends() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let sets = ["sft.steps=4", "sft.batch=8", "sft.fraction=0.5", "checkpoint.every=2", "observe.log_every=2"];
-    let sets = [&TINY[..4], &["sft.schedule.warmup=1"], &sets].concat();
+    let sets = [TINY_MODEL, &["sft.schedule.warmup=1"], &sets].concat();
     let ended = rollflow(&plain_run_args(SFT, &run, &sets)).ok();
     let lines: Vec<&str> = ended.out.lines().collect();
     assert_eq!(lines[..4], ["Starting SFT training…", "  Samples: 50", "  Steps: 4", "  Batch size: 8"]);

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::crashes::refuses_fewer_steps;
-use crate::running::{GRPO, SFT, TINY, plain_run_args, rollflow, rows, run_args, with_sets};
+use crate::running::{GRPO, SFT, TINY, TINY_MODEL, plain_run_args, rollflow, rows, run_args, with_sets};
 
 /// 30 sums and a line that is none, as questions; 10 more as pairs.
 fn data(folder: &Path) -> (String, String) {
@@ -57,7 +57,7 @@ fn supervised_training_on_data_sets_goes_on_where_it_was() {
     let sources = format!("sft.sources=[{{data={questions:?},split=\"train[:80%]\",repeat=2}},{{data={pairs:?}}}]");
     let start = |run: &Path, steps: &str| {
         let sets = ["sft.batch=4", &sources, steps, "checkpoint.every=3", "sft.schedule.warmup=0"];
-        rollflow(&plain_run_args(SFT, run, &[&TINY[..5], &sets].concat())).ok();
+        rollflow(&plain_run_args(SFT, run, &[TINY_MODEL, &sets].concat())).ok();
     };
     let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
     start(&whole, "sft.steps=9");

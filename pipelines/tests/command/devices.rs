@@ -1,7 +1,7 @@
 //! Recipes that name several devices (R127): the processor more than once, or GPUs, where the environment puts all recipes on one
 //! (`ROLLFLOW__MODEL__DEVICE=cuda`).
 
-use crate::running::{GRPO, SFT, TINY, plain_run_args, read, rollflow, rows, run_args, with_sets};
+use crate::running::{GRPO, SFT, TINY_MODEL, plain_run_args, read, rollflow, rows, run_args, with_sets};
 
 /// Two more devices beside a recipe's own, in the words of `--set`.
 fn more(key: &str) -> String {
@@ -12,7 +12,7 @@ fn more(key: &str) -> String {
 
 fn losses(folder: &std::path::Path, name: &str, sets: &[&str]) -> Vec<f64> {
     let run = folder.join(name);
-    rollflow(&plain_run_args(SFT, &run, &[&TINY[..4], &["sft.steps=12", "sft.batch=16"], sets].concat())).ok();
+    rollflow(&plain_run_args(SFT, &run, &[TINY_MODEL, &["sft.steps=12", "sft.batch=16"], sets].concat())).ok();
     rows(&run).iter().map(|row| row["loss"].as_f64().unwrap()).collect()
 }
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::model_serving::Server;
-use crate::running::{SFT, TINY, plain_run_args, read, rollflow, rows, with_sets};
+use crate::running::{SFT, TINY_MODEL, plain_run_args, read, rollflow, rows, with_sets};
 
 const DISTILL: &str = "pipelines/recipes/distill.toml";
 
@@ -63,7 +63,7 @@ fn a_teacher_on_a_server_is_the_same_teacher() {
     let folder = tempfile::tempdir().unwrap();
     let teacher = folder.path().join("teacher");
     let run = |recipe: &str, out: &str, sets: &[&str]| {
-        rollflow(&plain_run_args(recipe, &folder.path().join(out), &[&TINY[..5], &["sft.steps=5"], sets].concat()))
+        rollflow(&plain_run_args(recipe, &folder.path().join(out), &[TINY_MODEL, &["sft.steps=5"], sets].concat()))
     };
     run(SFT, "teacher", &["sft.schedule={}"]).ok();
     let server = Server::start(&teacher, &["--tinker", "--state", folder.path().join("state").to_str().unwrap()]);
@@ -109,7 +109,7 @@ fn a_teacher_on_a_server_is_the_same_teacher() {
 fn teachers_go_by_data_set_and_may_be_given_a_hint() {
     let folder = tempfile::tempdir().unwrap();
     let run = |recipe: &str, out: &str, sets: &[&str]| {
-        rollflow(&plain_run_args(recipe, &folder.path().join(out), &[&TINY[..5], &["sft.steps=5"], sets].concat()))
+        rollflow(&plain_run_args(recipe, &folder.path().join(out), &[TINY_MODEL, &["sft.steps=5"], sets].concat()))
     };
     for (name, seed) in [("one", "seed=1"), ("other", "seed=2")] {
         run(SFT, name, &["sft.schedule={}", seed]).ok();
@@ -156,7 +156,7 @@ fn teachers_go_by_data_set_and_may_be_given_a_hint() {
 fn distillation_needs_no_reward_and_goes_together_with_a_reference() {
     let folder = tempfile::tempdir().unwrap();
     let run = |recipe: &str, out: &str, sets: &[&str]| {
-        rollflow(&plain_run_args(recipe, &folder.path().join(out), &[&TINY[..5], sets].concat()))
+        rollflow(&plain_run_args(recipe, &folder.path().join(out), &[TINY_MODEL, sets].concat()))
     };
     assert_eq!(run(SFT, "teacher", &["sft.steps=30", "seed=1", "sft.schedule={}"]).code, Some(0));
     let of_teacher = format!("teacher.path={:?}", folder.path().join("teacher"));

@@ -10,7 +10,9 @@ use crate::asking::tiny_run;
 use crate::model_server::ModelServer;
 use crate::model_serving::Server;
 use crate::offline::OFFLINE;
-use crate::running::{GRPO, SFT, TINY, finished, json_lines, plain_run_args, read, rollflow, rows, run_args, with_sets};
+use crate::running::{
+    GRPO, SFT, TINY, TINY_MODEL, finished, json_lines, plain_run_args, read, rollflow, rows, run_args, with_sets,
+};
 
 const EVAL: &str = "eval={every=2,samples=4,limit=6,max_num_seqs=8}";
 /// Of a run that several tests look at.
@@ -123,7 +125,6 @@ fn a_run_that_evaluates_learns_what_it_would_learn_without() {
 #[test]
 fn runs_without_a_generator_are_evaluated_too() {
     let folder = tempfile::tempdir().unwrap();
-    let tiny = &TINY[..5];
     let supervised = [
         "sft.steps=5",
         "sft.batch=4",
@@ -141,7 +142,7 @@ fn runs_without_a_generator_are_evaluated_too() {
     for (recipe, sets) in [(SFT, supervised), (OFFLINE, recorded)] {
         let run = |name: &str, sets: &[&str]| {
             let out = folder.path().join(name);
-            rollflow(&plain_run_args(recipe, &out, &[tiny, sets].concat())).ok();
+            rollflow(&plain_run_args(recipe, &out, &[TINY_MODEL, sets].concat())).ok();
             out
         };
         let name = |what| format!("{what}-{}", recipe.rsplit('/').next().unwrap());

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::crashes::resume;
 use crate::fork_server::compile;
-use crate::running::{Ended, GRPO, SFT, TINY, plain_run_args, read, rollflow, rollflow_with, run_args, with_sets};
+use crate::running::{Ended, GRPO, SFT, TINY, TINY_MODEL, plain_run_args, read, rollflow, rollflow_with, run_args, with_sets};
 use crate::support::tfevents::read_events;
 
 /// Points of each kind that a test tries.
@@ -269,7 +269,7 @@ fn a_reinforced_run_survives_a_fault_at_any_file_operation() {
 #[test]
 fn a_supervised_run_survives_a_fault_at_any_file_operation() {
     let sets = ["sft.steps=3", "sft.batch=4", "sft.schedule.warmup=0"];
-    survives(SFT, [&TINY[..5], &SMALL[..], &sets[..]].concat());
+    survives(SFT, [TINY_MODEL, &SMALL[..], &sets[..]].concat());
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn a_run_of_two_parts_survives_a_fault_at_any_file_operation() {
 fn a_run_of_several_ranks_survives_a_fault_of_any_of_them_at_any_file_operation() {
     for (victim, shard, least) in [("0", "ranks.shard=\"optimizer\"", 60), ("1", "ranks.shard=\"parameters\"", 15)] {
         let sets = ["sft.steps=3", "sft.batch=4", "sft.schedule.warmup=0", "sft.micro_batch_tokens=16", "sft.threads=1", shard];
-        let trial = Trial::new(SFT, [&TINY[..5], &SMALL[..5], &sets[..]].concat());
+        let trial = Trial::new(SFT, [TINY_MODEL, &SMALL[..5], &sets[..]].concat());
         survives_all(&Trial { ranks: Some(["2", victim]), ..trial }, least, &[Fault::Kill, Fault::Broken]);
     }
 }
@@ -292,7 +292,7 @@ fn a_run_of_several_ranks_survives_a_fault_of_any_of_them_at_any_file_operation(
 #[test]
 fn ranks_that_do_not_see_the_run_s_folder_are_named_and_their_run_resumes() {
     let sets = ["sft.schedule.warmup=0", "sft.batch=4", "sft.micro_batch_tokens=16", "sft.threads=1"];
-    let trial = Trial::new(SFT, [&TINY[..5], &SMALL[..5], &sets[..]].concat());
+    let trial = Trial::new(SFT, [TINY_MODEL, &SMALL[..5], &sets[..]].concat());
     // With the stand-in of a GPU, if that is preloaded.
     let preloaded = format!("{} {}", trial.library.display(), std::env::var("LD_PRELOAD").unwrap_or_default());
     let launch = |shard: &str, steps: &str, hidden: &str| {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::agents::GAME;
 use crate::crashes::refuses_fewer_steps;
-use crate::running::{Ended, GRPO, TINY, finished, json_lines, plain_run_args, rollflow, rows, run_args};
+use crate::running::{Ended, GRPO, TINY_MODEL, finished, json_lines, plain_run_args, rollflow, rows, run_args};
 
 pub const OFFLINE: &str = "pipelines/recipes/grpo_offline.toml";
 
@@ -188,7 +188,7 @@ fn recorded_rollouts_are_learned_from_with_a_reference_a_critic_and_mixed_sample
             "mix={weight=0.5,every=2,batch=2}",
             "filter=[]",
         ];
-        let all = TINY[..5].iter().chain(&more).map(|set| (*set).to_owned());
+        let all = TINY_MODEL.iter().chain(&more).map(|set| (*set).to_owned());
         all.chain([format!("sft={{data={pairs:?}}}"), format!("train.steps={steps}")]).collect::<Vec<_>>()
     };
     let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
@@ -209,7 +209,7 @@ fn mixed_samples_are_learned_at_temperature_1_whatever_the_rollouts_temperature_
     fs::write(&pairs, "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n").unwrap();
     let loss = |temperature: &str| {
         let more = ["batch.groups=4", "train.steps=1", "train.schedule={kind=\"constant\"}", "mix={weight=0.5,batch=2}"];
-        let sets = TINY[..5].iter().chain(&more).map(|set| (*set).to_owned());
+        let sets = TINY_MODEL.iter().chain(&more).map(|set| (*set).to_owned());
         let own = [format!("sft={{data={pairs:?}}}"), format!("generate.temperature={temperature}")];
         let out = folder.path().join(temperature);
         run(&out, &sets.chain(own).collect::<Vec<_>>()).ok();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::running::{Ended, TINY, json_lines, plain_run_args, rollflow, rows, with_sets};
+use crate::running::{Ended, TINY_MODEL, json_lines, plain_run_args, rollflow, rows, with_sets};
 
 const PAIRS: &str = "pipelines/recipes/dpo_pairs.toml";
 
@@ -39,7 +39,7 @@ fn c2_preference_training_goes_on_where_it_was() {
     let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
     let constant = ["batch.groups=16", "train.schedule={kind=\"constant\"}", "checkpoint.every=3", "eval.every=3"];
     let start = |out: &Path, steps: &str| {
-        run(out, &[&TINY[..5], &constant, &[steps]].concat()).ok();
+        run(out, &[TINY_MODEL, &constant, &[steps]].concat()).ok();
     };
     start(&whole, "train.steps=9");
     start(&parts, "train.steps=3");
@@ -91,7 +91,7 @@ fn pairs_are_read_in_all_formats_and_every_loss_of_pairs_trains_on_them() {
         let eval = format!("eval={{every=1,task={{data={:?}}}}}", data.to_str().unwrap());
         let sets =
             [task.as_str(), &loss, &eval, "chat.template=plain", "chat.ask=as_written", "train.epochs=0.5", "batch.groups=4"];
-        let ended = run(&out, &[&TINY[..5], &sets, &["train.schedule.warmup=0"]].concat());
+        let ended = run(&out, &[TINY_MODEL, &sets, &["train.schedule.warmup=0"]].concat());
         assert_eq!(ended.code, Some(0), "{pair_loss}: {}", ended.err);
         assert!(ended.out.contains("Data: pairs: 4 records"), "{}", ended.out);
         assert_eq!(json_lines(&out.join("evaluations.jsonl")).len(), 2, "{pair_loss}: before the only step and after it");
@@ -110,7 +110,7 @@ fn references_by_data_set_score_held_out_pairs_too() {
         "reference={kind=\"by_source\", part=[{kind=\"frozen\", sources=[\"low\"]}, {kind=\"frozen\", sources=[\"high\"]}]}";
     let sets = [task.as_str(), reference, "train.epochs=1", "batch.groups=2", "train.schedule.warmup=0"];
     let out = folder.path().join("run");
-    run(&out, &[&TINY[..5], &sets, &["eval={every=1}"]].concat()).ok();
+    run(&out, &[TINY_MODEL, &sets, &["eval={every=1}"]].concat()).ok();
     let evaluated = json_lines(&out.join("evaluations.jsonl"));
     assert!((evaluated[0]["eval_loss"].as_f64().unwrap() - 2f64.ln()).abs() < 1e-6, "{evaluated:?}");
     let other = format!("eval={{every=1, task={{data={:?}}}}}", path("other.jsonl"));
@@ -119,12 +119,12 @@ fn references_by_data_set_score_held_out_pairs_too() {
         ("eval={every=1, task={kind=\"arithmetic\"}}", "help: add a part without sources"),
     ];
     for (eval, advice) in cases {
-        let refused = run(&folder.path().join("refused"), &[&TINY[..5], &sets, &[eval]].concat());
+        let refused = run(&folder.path().join("refused"), &[TINY_MODEL, &sets, &[eval]].concat());
         assert!(refused.code == Some(2) && refused.err.contains(advice), "{}", refused.err);
     }
     let named = reference.replace("[\"high\"]", "[\"high\", \"other\"]");
     let sets = sets.map(|set| if set == reference { named.as_str() } else { set });
-    run(&folder.path().join("named"), &[&TINY[..5], &sets, &[&other]].concat()).ok();
+    run(&folder.path().join("named"), &[TINY_MODEL, &sets, &[&other]].concat()).ok();
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn epochs_become_steps_for_every_pipeline_and_stay_the_same_when_the_run_goes_on
 
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
-    run(&out, &[&TINY[..5], &["batch.groups=16", "train.epochs=0.1", "eval.every=0", "train.schedule.warmup=0"]].concat()).ok();
+    run(&out, &[TINY_MODEL, &["batch.groups=16", "train.epochs=0.1", "eval.every=0", "train.schedule.warmup=0"]].concat()).ok();
     let written = fs::read_to_string(out.join("recipe.toml")).unwrap();
     assert!(written.contains("\nsteps = 4\n") && !written.contains("\nepochs"), "{written}");
     let recipe = folder.path().join("both.toml");

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use crate::fork_server::output;
-use crate::running::{GRPO, SFT, TINY, command, plain_run_args, rollflow, rollflow_with, with_sets};
+use crate::running::{GRPO, SFT, TINY_MODEL, command, plain_run_args, rollflow, rollflow_with, with_sets};
 
 #[test]
 fn a_good_recipe_checks_and_shows_what_follows_from_it() {
@@ -146,7 +146,7 @@ fn every_shipped_recipe_checks_and_runs_a_few_steps() {
         let mut sets = small(&text);
         if text.contains("path = \"runs/teacher\"") {
             let out = folder.path().join("teacher");
-            let tiny = [&["sft.schedule={}"], &TINY[..4], &["sft.steps=2"]].concat();
+            let tiny = [&["sft.schedule={}"], TINY_MODEL, &["sft.steps=2"]].concat();
             rollflow(&plain_run_args(SFT, &out, &tiny)).ok();
             sets.push(format!("teacher.path={:?}", out.to_str().unwrap()));
         }
@@ -381,7 +381,7 @@ fn init_takes_answers_from_a_pipe_and_what_it_writes_runs() {
         "reward={kind=\"regex\",pattern=\"[0-9]\"}",
         "generate.max_new_tokens=4",
     ];
-    rollflow(&plain_run_args(recipe.to_str().unwrap(), &out, &[&TINY[..5], &more].concat())).ok();
+    rollflow(&plain_run_args(recipe.to_str().unwrap(), &out, &[TINY_MODEL, &more].concat())).ok();
     let (code, said) = init("gpro\n");
     assert!(code == Some(2) && said.contains("none of grpo, sft, sft_then_grpo"), "{said}");
 }

@@ -35,6 +35,9 @@ pub const TINY: [&str; 14] = [
     "flow.max_staleness=0",
 ];
 
+/// Those of [`TINY`] that make the model.
+pub const TINY_MODEL: &[&str] = TINY.as_slice().split_at(5).0;
+
 pub const GRPO: &str = "pipelines/recipes/grpo.toml";
 pub const SFT: &str = "pipelines/recipes/sft.toml";
 

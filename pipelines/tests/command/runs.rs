@@ -9,7 +9,7 @@ use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::prelude::*;
 use rollflow::train::checkpoint;
 
-use crate::running::{GRPO, Running, SFT, TINY, plain_run_args, read, rollflow, rows, run_args};
+use crate::running::{GRPO, Running, SFT, TINY_MODEL, plain_run_args, read, rollflow, rows, run_args};
 
 fn checkpoints(run: &Path) -> Vec<u64> {
     checkpoint::list(&run.join("checkpoints")).unwrap().into_iter().map(|(step, _)| step).collect()
@@ -175,7 +175,7 @@ fn a_run_whose_generator_means_something_else_by_a_log_probability_does_not_star
 fn supervised_training_leaves_the_same_kind_of_folder() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("sft");
-    let sets = [&TINY[..4], &["sft.steps=4", "sft.batch=4", "sft.schedule.warmup=1"]].concat();
+    let sets = [TINY_MODEL, &["sft.steps=4", "sft.batch=4", "sft.schedule.warmup=1"]].concat();
     rollflow(&plain_run_args(SFT, &run, &sets)).ok();
     assert!(rows(&run).len() == 4 && rows(&run).iter().all(|row| row["loss"].is_number() && row.get("reward_mean").is_none()));
     assert_loads(&run, 4);

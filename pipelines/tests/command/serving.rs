@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        allowed = self.headers["Authorization"] == "Bearer tell-nobody" and question["model"] == "grader"
+        allowed = self.headers["Authorization"] == "Bearer a-secret" and question["model"] == "grader"
         asked = re.fullmatch(r"Is <(.*)> right\? It is <(.*)>\.", question["messages"][0]["content"], re.DOTALL)
         grade = 10 if asked and asked[1].strip() == asked[2] else 2
         said = f"At first I thought score: 5, but no.\n**Score: {grade}**"
@@ -153,7 +153,7 @@ fn r190_a_judge_grades_what_it_has_not_graded_before_and_its_key_is_written_nowh
         rollflow_with(&run_args(GRPO, &out, &sets), &[("JUDGE_KEY", key)]).ok();
         out
     };
-    let out = graded("first", "tell-nobody");
+    let out = graded("first", "a-secret");
     let rollouts: Vec<_> = read_lines::<Rollout>(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     assert_eq!(rollouts.len(), 3 * 4 * 4);
     for rollout in &rollouts {
@@ -161,11 +161,11 @@ fn r190_a_judge_grades_what_it_has_not_graded_before_and_its_key_is_written_nowh
         assert_eq!(rollout.reward, Some(if right { 1.0 } else { 0.2 }), "{rollout:?}");
     }
     for file in fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
-        assert!(!String::from_utf8_lossy(&fs::read(&file).unwrap()).contains("tell-nobody"), "{}", file.display());
+        assert!(!String::from_utf8_lossy(&fs::read(&file).unwrap()).contains("a-secret"), "{}", file.display());
     }
     // Nobody is there any more, and nobody needs to be asked.
     drop(server);
-    let out = graded("second", "tell-nobody");
+    let out = graded("second", "a-secret");
     assert!(!out.join(DEAD_LETTERS).exists());
     // With another key, nothing would be graded.
     fs::remove_file(&cache).unwrap();
