@@ -4,6 +4,7 @@
 
 use anyhow::{Error, Result, ensure};
 use rollflow::recipe::{Derived, Pipeline, Plan, Problem, Source, TaskData};
+use rollflow::util::causes::full_message;
 
 use crate::assemble::policy::Reader;
 use crate::assemble::supervised::{Imitation, is_laid_out};
@@ -97,6 +98,6 @@ pub fn complaint(plan: &Plan, error: &Error) -> Problem {
     let sft = of("sft", plan.sft.as_ref().is_some_and(|sft| sft.epochs.is_some()));
     let reward_model = of("reward_model", plan.reward_model.as_ref().is_some_and(|of| of.epochs.is_some()));
     let key = sft.or(reward_model).unwrap_or_else(|| "train.epochs".to_owned());
-    let message = format!("`{key}` can't become steps: {error:#}");
+    let message = format!("`{key}` can't become steps: {}", full_message(error.as_ref()));
     Problem::of(key, message, "correct the data, or set a number of steps")
 }

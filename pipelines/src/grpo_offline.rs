@@ -15,6 +15,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::{self as section, Plan, TaskData, Timeline};
 use rollflow::stages::reward::OnFailure;
 use rollflow::stages::source::RecordedGroups;
+use rollflow::util::causes::full_message;
 
 use crate::assemble::references::Scorers;
 use crate::assemble::rewards::Scoring;
@@ -56,7 +57,7 @@ pub fn groups(plan: &Plan, registry: &Registry, tokenizer: &Arc<Tokenizer>) -> R
 /// failure gives 0, drops the group or ends the run.
 fn rescored(scoring: &Scoring, of: &section::Reward, group: Group) -> Result<Result<Group, String>, StageError> {
     let scored = scoring.score(group, of.retries);
-    let (mut group, failures) = scored.map_err(|error| StageError::new(format!("{error:#}")))?;
+    let (mut group, failures) = scored.map_err(|error| StageError::new(full_message(error.as_ref())))?;
     match (of.on_failure, failures.first()) {
         (OnFailure::Fail, Some(failure)) => return Err(StageError::new(format!("the reward failed: {}", failure.text))),
         (OnFailure::Drop | OnFailure::DeadLetter, Some(_)) => return Ok(Err("whose reward failed".into())),

@@ -4,6 +4,7 @@ use anyhow::Result;
 use rollflow::algo::LossChoice;
 use rollflow::algo::rewards::Combine;
 use rollflow::recipe::{Filter as FilterChoice, PartRule, Pipeline, Plan, Problem, Timeline};
+use rollflow::util::causes::full_message;
 
 use crate::assemble::sections::Step;
 use crate::assemble::{rollout, steps};
@@ -75,7 +76,7 @@ fn unmakeable(registry: &Registry, plan: &Plan, timeline: &Timeline) -> Vec<Prob
         ("train", if learns { steps::step_config(Step::of(plan), registry).map(drop) } else { Ok(()) }),
     ];
     let complaint = |(key, made): (&str, Result<()>)| {
-        let message = format!("[{key}] can't be used: {:#}", made.err()?);
+        let message = format!("[{key}] can't be used: {}", full_message(made.err()?.as_ref()));
         Some(Problem::of(key, message, "give it another value"))
     };
     made.into_iter().filter_map(complaint).collect()

@@ -23,6 +23,7 @@ use super::stall::StageWait;
 use super::stats::{Board, Stats};
 use super::wait::block_on;
 use super::{Graph, GraphError, Simulation, Until, check, stall};
+use crate::util::causes::full_message;
 
 /// Threads for all tasks, which only wait.
 const TASK_THREADS: usize = 2;
@@ -46,14 +47,7 @@ impl fmt::Display for StageFailure {
         if self.worker > 0 {
             write!(f, " (worker {})", self.worker)?;
         }
-        let mut causes = self.cause.to_string();
-        // Many errors contain the text of their source.
-        for source in std::iter::successors(self.cause.source(), |error| (*error).source()).map(ToString::to_string) {
-            if !causes.contains(&source) {
-                causes = format!("{causes}: {source}");
-            }
-        }
-        write!(f, " {}: {causes}", if self.panicked { "panicked" } else { "failed" })
+        write!(f, " {}: {}", if self.panicked { "panicked" } else { "failed" }, full_message(self.cause.as_ref()))
     }
 }
 

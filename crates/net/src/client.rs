@@ -14,13 +14,20 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::endpoint::{Endpoint, is_loopback, parse};
-use super::error::{Fault, RemoteError, error_chain};
+use super::error::{Fault, RemoteError};
 use super::tasks::SharedRuntime;
 use super::{Events, tls};
+use rollflow_util::causes::full_message;
 use rollflow_util::secrets::masked;
 
 /// Longest beginning of a page that an error shows, in characters.
 const SHOWN: usize = 200;
+
+/// Bytes of an error's page that are read.
+const ERROR_PAGE: usize = 1 << 16;
+
+/// A server's clock may be wrong, and its answer to the next request may be another.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 const CONNECT: Duration = Duration::from_secs(10);
 
@@ -70,7 +77,7 @@ impl Client {
         if is_loopback(&parsed) {
             http = http.no_proxy();
         }
-        let http = http.build().map_err(|error| refuse(&name, Fault::Certificates(error_chain(&error))))?;
+        let http = http.build().map_err(|error| refuse(&name, Fault::Certificates(full_message(&error))))?;
         let runtime = SharedRuntime::get().map_err(|error| refuse(&name, Fault::Threads(error.to_string())))?;
         Ok(Client { name, base, url: parsed, token, longest_page, http, runtime })
     }
@@ -157,7 +164,7 @@ impl Client {
         if let Some(busy) = self.busy(&response) {
             return Err(busy);
         }
-        let page = self.page(response, what).await.unwrap_or_default();
+        let page = beginning(response).await;
         let text = String::from_utf8_lossy(&page);
         // The part of an error in JSON that is meant for people.
         let told = serde_json::from_str::<Value>(&text).map(|error| message(&error));
@@ -219,7 +226,7 @@ impl Client {
             return self.fault(fault);
         }
         // "error sending request" itself says nothing.
-        let why = error_chain(error.source().unwrap_or(&error));
+        let why = full_message(error.source().unwrap_or(&error));
         self.fault(match connecting {
             true if why.contains("tunnel") => {
                 let why = format!("{why}; HTTPS_PROXY names the proxy, and NO_PROXY the hosts that are reached without it");
@@ -290,7 +297,7 @@ impl Client {
 /// [`Fault::Certificates`] if certificates cannot be read.
 pub fn bare_client(ca_file: Option<&Path>, stall: Duration) -> Result<reqwest::Client, Fault> {
     let http = builder(tls::config(ca_file)?).read_timeout(stall).build();
-    http.map_err(|error| Fault::Certificates(error_chain(&error)))
+    http.map_err(|error| Fault::Certificates(full_message(&error)))
 }
 
 fn builder(tls: rustls::ClientConfig) -> reqwest::ClientBuilder {
@@ -304,18 +311,33 @@ fn builder(tls: rustls::ClientConfig) -> reqwest::ClientBuilder {
         .pool_idle_timeout(IDLE)
 }
 
+/// The first [`ERROR_PAGE`] bytes of an error's page, or as many as arrive.
+async fn beginning(mut response: Response) -> Vec<u8> {
+    let mut page = Vec::new();
+    while page.len() < ERROR_PAGE
+        && let Ok(Some(chunk)) = response.chunk().await
+    {
+        page.extend_from_slice(&chunk);
+    }
+    page.truncate(ERROR_PAGE);
+    page
+}
+
 fn what(method: &Method, path: &str) -> String {
     format!("{method} {path}").trim_end().to_owned()
 }
 
-/// The server's `Retry-After`, in seconds or as a date.
+/// The server's `Retry-After`, in seconds or as a date; [`LONGEST_RETRY_AFTER`] at most.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = text.parse() {
-        return Some(Duration::from_secs(seconds));
-    }
-    let until = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
-    Some(Duration::try_from(until.duration_since(jiff::Timestamp::now())).unwrap_or_default())
+    let asked = match text.parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => {
+            let until = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?;
+            Duration::try_from(until.duration_since(jiff::Timestamp::now())).unwrap_or_default()
+        }
+    };
+    Some(asked.min(LONGEST_RETRY_AFTER))
 }
 
 /// The part of an error in JSON that is meant for people, or all of it.
@@ -351,7 +373,10 @@ mod tests {
         let header = |value: &str| HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_str(value).unwrap())]);
         assert_eq!(retry_after(&header("7")), Some(Duration::from_secs(7)));
         assert_eq!(retry_after(&header("Wed, 21 Oct 2015 07:28:00 GMT")), Some(Duration::ZERO));
-        assert!(retry_after(&header("Wed, 21 Oct 2116 07:28:00 GMT")).unwrap() > Duration::from_secs(1 << 30));
+        // Clocks are wrong, and instants overflow.
+        for long in ["Wed, 21 Oct 2116 07:28:00 GMT", "18446744073709551615"] {
+            assert_eq!(retry_after(&header(long)), Some(LONGEST_RETRY_AFTER), "{long}");
+        }
         assert_eq!(retry_after(&header("soon")), None);
         assert_eq!(retry_after(&HeaderMap::new()), None);
     }

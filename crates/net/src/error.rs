@@ -1,7 +1,5 @@
 //! Why a server did not do what it was asked, and what to do about it.
 
-use std::error::Error;
-use std::io;
 use std::time::Duration;
 
 use super::retry::{Outcome, Retryable};
@@ -179,29 +177,4 @@ impl Retryable for RemoteError {
     fn outcome(&self) -> Outcome {
         self.fault.outcome()
     }
-}
-
-/// The message of an error, followed by those of its causes.
-pub(crate) fn error_chain(error: &(dyn Error + 'static)) -> String {
-    let mut told = error.to_string();
-    for cause in causes(error).iter().skip(1).map(ToString::to_string) {
-        // Some errors repeat the message of their cause.
-        if !told.ends_with(&cause) {
-            told += &format!(": {cause}");
-        }
-    }
-    told
-}
-
-/// The error and its causes, the outermost first. Errors inside of `io::Error` are among them.
-pub(super) fn causes<'a>(error: &'a (dyn Error + 'static)) -> Vec<&'a (dyn Error + 'static)> {
-    let (mut causes, mut next) = (Vec::new(), Some(error));
-    while let Some(error) = next {
-        causes.push(error);
-        next = match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-            Some(inner) => Some(inner),
-            None => error.source(),
-        };
-    }
-    causes
 }

@@ -9,7 +9,9 @@ use rustls::pki_types::pem::PemObject;
 use rustls::{CertificateError, ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 use rustls_platform_verifier::Verifier;
 
-use super::error::{Fault, causes};
+use rollflow_util::causes::causes;
+
+use super::error::Fault;
 
 const NO_AUTHORITY: &str = "set `net.ca_file` to a PEM file with the certificate of the authority that signed it, or the \
                             environment variable SSL_CERT_FILE";

@@ -1,7 +1,8 @@
 //! Small utilities for all other crates of rollflow: files, locks, cores, memory, keyed random numbers, secrets,
-//! untrusted text, deadlines.
+//! untrusted text, causes of errors, deadlines.
 
 pub mod atomic_file;
+pub mod causes;
 pub mod cores;
 pub mod lock_file;
 pub mod memory;

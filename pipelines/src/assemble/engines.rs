@@ -19,6 +19,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::Net;
 use rollflow::stages::sync::{Exporter, RemoteSync, SleepServers, probe_texts};
 use rollflow::train::tinker::{SamplerWeights, TinkerExporter};
+use rollflow::util::causes::full_message;
 use rollflow::util::secrets::masked;
 
 use crate::assemble::policy::Reader;
@@ -160,7 +161,7 @@ impl<E> Engines<E> {
         let list = list.parse().map_err(|why| anyhow!("engine.members is {list:?}: {why}"))?;
         let drain = seconds(self.section.drain_timeout);
         let (section, net, needs) = (self.section.clone(), self.net.clone(), self.needs.clone());
-        let connect = move |url: &str| engine(&section, &net, url).map_err(|error| format!("{error:#}"));
+        let connect = move |url: &str| engine(&section, &net, url).map_err(|error| full_message(error.as_ref()));
         let accept = move |engine: &dyn InferenceEngine, found: &Capabilities| {
             needs.lock().missing(&engine.name(), found).map_or(Ok(()), Err)
         };

@@ -20,7 +20,7 @@ use rollflow::engine::remote::sync::Carry;
 use rollflow::engine::settings::{Engine, Launch};
 use rollflow::model::{Dtype, gpu_count, gpu_memory};
 use rollflow::recipe::{DeviceName, Lora, MemoryPlan};
-use rollflow::util::atomic_file;
+use rollflow::util::{atomic_file, causes::full_message};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Longest time for a server to end after SIGTERM.
@@ -417,7 +417,7 @@ fn keep(command: &ServerCommand, process: &Mutex<Process>, over: &AtomicBool, re
         match Process::spawn(command, &log) {
             Ok(child) => process.child = child,
             Err(error) => {
-                tracing::warn!("{kind} at {url} cannot restart: {error:#}");
+                tracing::warn!("{kind} at {url} cannot restart: {}", full_message(error.as_ref()));
                 // What holds its port may need a while to end.
                 next = Instant::now() + GOODBYE;
             }

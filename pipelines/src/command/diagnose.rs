@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
+use rollflow::util::causes::full_message;
 use rollflow::util::untrusted;
 use serde_json::json;
 
@@ -85,7 +86,7 @@ impl Diagnose {
         page += &match forecasts {
             Ok(Some(forecasts)) => gains(forecasts),
             Ok(None) => format!("  {}", if drawn.stages.is_empty() { open } else { NO_FORECAST }),
-            Err(error) => format!("  not known: {}\n", untrusted::block(&format!("{error:#}"))),
+            Err(error) => format!("  not known: {}\n", untrusted::block(&full_message(error.as_ref()))),
         };
         page += &format!("\nfindings: {}\n", if findings.is_empty() { "none".to_owned() } else { findings.len().to_string() });
         for Finding { check, figure, advice, page: section } in findings {

@@ -51,6 +51,7 @@ use anyhow::Result;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use rollflow::recipe::RecipeErrors;
+use rollflow::util::causes::full_message;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::registry::Registry;
@@ -242,7 +243,7 @@ pub fn command_with<A: Into<OsString> + Clone>(registry: Registry, args: impl In
     match error.downcast_ref() {
         Some(End::Recipe(errors)) => plans::show(errors),
         Some(End::Said(_) | End::Closed) => {}
-        _ => out::complain(&format!("error: {error:#}")),
+        _ => out::complain(&format!("error: {}", full_message(error.as_ref()))),
     }
     ExitCode::from(End::code(&error))
 }

@@ -11,6 +11,7 @@ use rollflow::engine::remote::{FleetHandle, InferenceEngine};
 use rollflow::engine::settings::{Engine as Section, EngineKind};
 use rollflow::net::Tasks;
 use rollflow::recipe::Net;
+use rollflow::util::causes::full_message;
 use rollflow::weights::{Pulled, Puller, Store, WEIGHTS, check_address};
 
 use super::{choice, out, refused};
@@ -96,7 +97,7 @@ impl Pull {
         loop {
             let pulled = self.pull(&puller, server.as_ref(), &mut held);
             // A store, a network or a server that is away may return. The same error is printed once.
-            let error = pulled.err().map(|error| format!("{error:#}"));
+            let error = pulled.err().map(|error| full_message(error.as_ref()));
             if let Some(error) = error.as_ref().filter(|error| told.as_ref() != Some(*error)) {
                 out::complain(&format!("warning: {error}; trying again every {} s", self.every));
             }

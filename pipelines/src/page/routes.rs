@@ -36,6 +36,7 @@ use base64::prelude::BASE64_STANDARD;
 use rollflow::net::{Fault, RemoteError};
 use rollflow::observe::HtmlReport;
 use rollflow::serve::{BearerToken, authenticated};
+use rollflow::util::causes::full_message;
 use rollflow::util::untrusted;
 use serde::Deserialize;
 use serde_json::json;
@@ -89,8 +90,8 @@ impl IntoResponse for Refusal {
             Refusal::NoOrder(why) => (StatusCode::FORBIDDEN, why.to_owned()),
             Refusal::NoJson(why) => (StatusCode::BAD_REQUEST, why),
             Refusal::NoChange(error) => (StatusCode::BAD_REQUEST, error.to_string()),
-            Refusal::NoStart(error) => (StatusCode::BAD_REQUEST, format!("{error:#}")),
-            Refusal::Failed(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")),
+            Refusal::NoStart(error) => (StatusCode::BAD_REQUEST, full_message(error.as_ref())),
+            Refusal::Failed(error) => (StatusCode::INTERNAL_SERVER_ERROR, full_message(error.as_ref())),
         };
         (status, why + "\n").into_response()
     }

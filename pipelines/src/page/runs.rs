@@ -9,6 +9,7 @@ use anyhow::{Error, Result};
 use parking_lot::Mutex;
 use rollflow::observe::logs::{metrics_row, smoothed_at};
 use rollflow::recipe::parse;
+use rollflow::util::causes::full_message;
 use rollflow::util::lock_file;
 use serde_json::{Value, json};
 
@@ -134,11 +135,11 @@ impl Runs {
     /// A row per run, the newest first.
     pub fn list(&self) -> Result<Value> {
         // A damaged run must not hide the others.
-        let unreadable = |run: &Found, error| {
-            let error = format!("{error:#}");
+        let unreadable = |run: &Found, error: Error| {
+            let error = full_message(error.as_ref());
             json!({"name": run.name, "state": "unreadable", "error": error, "step": 0, "curve": [], "started": "", "seconds": 0, "live": false})
         };
-        let row = |run: Found| self.row(&run).unwrap_or_else(|error: Error| unreadable(&run, error));
+        let row = |run: Found| self.row(&run).unwrap_or_else(|error| unreadable(&run, error));
         let mut rows: Vec<Value> = self.all()?.into_iter().map(row).collect();
         let started = |row: &Value| row["started"].as_str().unwrap_or_default().to_owned();
         rows.sort_by(|a, b| started(b).cmp(&started(a)).then_with(|| a["name"].as_str().cmp(&b["name"].as_str())));

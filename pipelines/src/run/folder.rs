@@ -23,6 +23,7 @@ use rollflow::serve::BearerToken;
 use rollflow::stages::sink::RunLog;
 use rollflow::stages::train::{self, CheckpointGate, Orders, Trained};
 use rollflow::train::checkpoint::CHECKPOINTS;
+use rollflow::util::causes::full_message;
 use rollflow::util::{atomic_file, lock_file, untrusted};
 
 use crate::assemble::conversations;
@@ -373,7 +374,7 @@ impl RunFolder {
         match (written, result) {
             (Err(error), Ok(_)) => Err(error),
             (Err(error), failed) => {
-                self.say(&format!("warning: {error:#}"));
+                self.say(&format!("warning: {}", full_message(error.as_ref())));
                 failed
             }
             (Ok(()), result) => result,

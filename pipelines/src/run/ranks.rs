@@ -9,6 +9,7 @@ use rollflow::observe::Console;
 use rollflow::ranks::{Member, Order, Place, RankError};
 use rollflow::recipe::{DeviceName, Plan, Timeline, model_fingerprints};
 use rollflow::train::{Algorithm, AlgorithmKey, LocalConfig, follow};
+use rollflow::util::causes::full_message;
 
 use crate::assemble::sections::{Step, Training};
 use crate::assemble::{steps, trainers};
@@ -38,7 +39,7 @@ pub fn among_ranks(plan: &Plan, registry: &Registry, lead: impl FnOnce(&Registry
     member.end(result.as_ref().map_or_else(End::code, |()| 0));
     result.map_err(|error| match error.is::<End>() || !member.is_ended_by_another() {
         true => error,
-        false => End::ByAnother(format!("{error:#}")).into(),
+        false => End::ByAnother(full_message(error.as_ref())).into(),
     })
 }
 
@@ -111,8 +112,8 @@ fn follow_all(plan: &Plan, registry: &Registry, member: &Arc<Member>) -> Result<
 
 fn follow_one(plan: &Plan, registry: &Registry, member: &Arc<Member>, name: &str, number: u64) -> Result<()> {
     let prepared = config(plan, registry, name).and_then(|config| Ok((config, Timeline::of(plan)?)));
-    let (config, timeline) = prepared.inspect_err(|error| member.fail(&format!("{error:#}")))?;
-    let made = |key| algorithm(&timeline, registry, key).map_err(|error| format!("{error:#}"));
+    let (config, timeline) = prepared.inspect_err(|error| member.fail(&full_message(error.as_ref())))?;
+    let made = |key| algorithm(&timeline, registry, key).map_err(|error| full_message(error.as_ref()));
     Ok(follow(config, member, number, &made)?)
 }
 

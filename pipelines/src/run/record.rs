@@ -14,6 +14,7 @@ use rollflow::observe::StageShares;
 use rollflow::observe::logs::{MetricStats, TIMINGS, compute_stats_from_jsonl, last_step, metrics_row};
 use rollflow::recipe::{ModelSource, Plan};
 use rollflow::serve::TinkerModel;
+use rollflow::util::causes::full_message;
 use rollflow::util::{atomic_file, lock_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -220,7 +221,7 @@ impl Record {
             Ok(Ended::Failed) | Err(_) => State::Failed,
         };
         if let Some(session) = record.sessions.last_mut() {
-            let error = result.as_ref().err().map(|error| format!("{error:#}"));
+            let error = result.as_ref().err().map(|error| full_message(error.as_ref()));
             session.end(record.state, error);
         }
         // With the changes that were ordered during the run.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rollflow::observe::Console;
 use rollflow::recipe::{Plan, Tracker};
+use rollflow::util::causes::full_message;
 use rollflow::util::{atomic_file, untrusted};
 
 /// Follows a run and logs it.
@@ -88,7 +89,7 @@ impl Trackers {
             let why = match begun.and_then(|mut process| Ok(process.wait()?)) {
                 Ok(status) if status.success() => return None,
                 Ok(status) => following.ended(status),
-                Err(error) => format!("{error:#}"),
+                Err(error) => full_message(error.as_ref()),
             };
             Some(untrusted::line(&format!("observe.{}: {why}", following.tracker.kind)))
         };
@@ -127,7 +128,7 @@ impl Following {
         let mut pause = PAUSES[0];
         loop {
             let why = match self.spawn(true) {
-                Err(error) => format!("{error:#}"),
+                Err(error) => full_message(error.as_ref()),
                 Ok((mut process, input)) => loop {
                     let ends = stopped.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout);
                     if ends {

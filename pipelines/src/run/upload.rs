@@ -19,6 +19,7 @@ use anyhow::{Context, Result, ensure};
 use rollflow::observe::Console;
 use rollflow::observe::logs::DEAD_LETTERS;
 use rollflow::train::checkpoint;
+use rollflow::util::causes::full_message;
 use rollflow::util::{atomic_file, untrusted};
 use rollflow::weights::{CHECKPOINTS, Publisher, Puller, Store};
 use serde::{Deserialize, Serialize};
@@ -61,7 +62,7 @@ impl Uploads {
                 match upload_newest(&run, with_part.load(Acquire), &mut publisher, &mut done) {
                     Ok(()) => {}
                     Err(error) => {
-                        let error = format!("{error:#}");
+                        let error = full_message(error.as_ref());
                         if told.as_ref() != Some(&error) {
                             console.warn(&untrusted::line(&format!("warning: a checkpoint was not uploaded: {error}")));
                             told = Some(error);

@@ -20,6 +20,7 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::{DefaultTerminal, Terminal};
 use rollflow::flow::Interrupts;
 use rollflow::net::Endpoint;
+use rollflow::util::causes::full_message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -140,7 +141,7 @@ impl Viewer {
             }
             match self.read(files) {
                 Ok(messages) => screen.message = messages.last().cloned().unwrap_or(screen.message),
-                Err(error) => screen.message = view::line(&format!("{error:#}")),
+                Err(error) => screen.message = view::line(&full_message(error.as_ref())),
             }
             terminal.0.draw(|frame| draw::draw(frame, &self.view, &mut screen, theme)).context("drawing")?;
             wait_for_input()?;
