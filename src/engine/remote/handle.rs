@@ -78,6 +78,8 @@ struct Member {
     on_trial: bool,
     /// If true, the engine may sleep, wholly or in part.
     asleep: bool,
+    /// Looks in progress that ask the engine whether it restarted.
+    looks: usize,
     /// End of its last sync.
     synced: Option<Instant>,
     leaving: bool,
@@ -89,8 +91,8 @@ impl Standings {
     fn add(&mut self, engine: Arc<dyn InferenceEngine>, doubtful: bool) -> usize {
         let (name, place) = (engine.name().into(), self.next);
         let (last_sync, served, synced, lost) = (Arc::default(), None, None, None);
-        let (on_trial, asleep, leaving) = (false, false, false);
-        let member = Member { engine, name, last_sync, served, doubtful, on_trial, asleep, synced, leaving, lost };
+        let (on_trial, asleep, leaving, looks) = (false, false, false, 0);
+        let member = Member { engine, name, last_sync, served, doubtful, on_trial, asleep, looks, synced, leaving, lost };
         self.members.insert(place, member);
         self.next += 1;
         place
@@ -232,6 +234,20 @@ impl FleetHandle {
 
     pub(super) fn on_trial(&self, place: usize) -> bool {
         self.of(place, |member| Some(member.on_trial)).unwrap_or(false)
+    }
+
+    /// Records that the engine is asked whether it restarted, until the result is dropped.
+    pub(super) fn begin_look(&self, place: usize) -> Look {
+        self.shared.standings.send_if_modified(|standings| {
+            standings.members.get_mut(&place).into_iter().for_each(|member| member.looks += 1);
+            false
+        });
+        Look { fleet: self.clone(), place }
+    }
+
+    /// Returns true while the engine is asked whether it restarted.
+    pub(super) fn is_looked_at(&self, place: usize) -> bool {
+        self.of(place, |member| Some(member.looks > 0)).unwrap_or(false)
     }
 
     pub(super) fn refutations(&self, place: usize) -> u64 {
@@ -379,6 +395,11 @@ impl FleetHandle {
         if self.is_syncing(place) { Some(now()) } else { self.of(place, |member| member.synced) }
     }
 
+    /// End of the engine's last sync, by which its weights were verified.
+    pub(super) fn verified(&self, place: usize) -> Option<Instant> {
+        self.of(place, |member| member.synced)
+    }
+
     /// Newest version that an engine serves, must serve or is loading.
     pub(super) fn newest(&self) -> Option<Version> {
         self.read(|standings| {
@@ -423,6 +444,18 @@ impl FleetHandle {
             }
             meter.count(standings.members.values().map(|member| standings.state(member)));
         });
+    }
+}
+
+/// A look at an engine, from [`FleetHandle::begin_look`].
+pub(super) struct Look {
+    fleet: FleetHandle,
+    place: usize,
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        self.fleet.mark(self.place, |member| member.looks -= 1);
     }
 }
 

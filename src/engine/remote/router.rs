@@ -93,8 +93,9 @@ pub(super) struct EngineSlot {
     pub(super) failures: u32,
     /// Refutations that were processed.
     pub(super) refuted: u64,
-    /// Check whether the engine restarted.
-    pub(super) recheck: Option<AbortHandle>,
+    /// If true, it got work at the last look at its state, and when its weights were verified by then.
+    serves: bool,
+    verified: Option<Instant>,
     /// Health check of a lost engine.
     pub(super) look: Option<AbortHandle>,
 }
@@ -222,9 +223,20 @@ impl EngineSlot {
         self.limit = (self.limit + more).min(self.most as f64);
     }
 
-    /// Allows samples again.
-    pub(super) fn reopen(&mut self) {
-        (self.closed_until, self.refusals) = (None, 0);
+    /// Allows samples again if the engine serves again, or its weights were verified again, since the last call.
+    /// Returns true if so.
+    pub(super) fn reopen(&mut self, serves: bool, verified: Option<Instant>) -> bool {
+        let again = serves && !self.serves || verified > self.verified;
+        (self.serves, self.verified) = (serves, verified);
+        if again {
+            (self.closed_until, self.refusals) = (None, 0);
+        }
+        again
+    }
+
+    /// Time for which the engine gets no samples.
+    pub(super) fn closed_for(&self, now: Instant) -> Option<Duration> {
+        self.closed_until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero())
     }
 
     /// Records a rejected sample.

@@ -58,8 +58,9 @@ impl VllmEngine {
         let routes = self.routes().await?;
         let has = |route: &str| routes.contains(route);
         let weights = has("/pause") && has("/collective_rpc");
-        let raw = has("/server_info") && self.reports_raw().await;
-        let config = if has("/server_info") { self.config().await } else { Value::Null };
+        let config = if has("/server_info") { self.config().await? } else { Value::Null };
+        let mode = config.pointer("/model_config/logprobs_mode").and_then(Value::as_str);
+        let raw = mode.is_some_and(|mode| mode != "processed_logprobs");
         // Without sleep mode vLLM has the route, and keeps its memory.
         let sleeps = has("/sleep") && config.pointer("/model_config/enable_sleep_mode").and_then(Value::as_bool).unwrap_or(true);
         let transfer = config.pointer("/weight_transfer_config/backend").and_then(Value::as_str);
@@ -94,22 +95,20 @@ impl VllmEngine {
                 let missing = matches!(&own, Err(RemoteError { fault: Fault::Refused { status: 404 | 405, .. }, .. }));
                 let paused = self.server.get("/is_paused").await.is_ok();
                 let own = (!missing).then_some([GENERATE].as_slice());
-                let dev = paused.then_some(["/pause", "/collective_rpc", "/weight_checker"].as_slice());
+                let dev = paused.then_some(["/pause", "/collective_rpc", "/weight_checker", "/server_info"].as_slice());
                 Ok([own, dev].into_iter().flatten().flatten().map(|route| route.to_string()).collect())
             }
             Err(error) => Err(error),
         }
     }
 
-    /// The server's settings.
-    async fn config(&self) -> Value {
-        let mut info = self.server.get("/server_info?config_format=json").await.unwrap_or_default();
-        info["vllm_config"].take()
-    }
-
-    async fn reports_raw(&self) -> bool {
-        let info = self.server.get("/server_info").await.unwrap_or_default().to_string();
-        info.contains("logprobs_mode=raw_logprobs") || info.contains("'raw_logprobs'")
+    /// The server's settings; null where it does not tell them.
+    async fn config(&self) -> Result<Value, RemoteError> {
+        match self.server.get("/server_info?config_format=json").await {
+            Ok(mut info) => Ok(info.get_mut("vllm_config").map(Value::take).unwrap_or_default()),
+            Err(RemoteError { fault: Fault::Refused { .. }, .. }) => Ok(Value::Null),
+            Err(error) => Err(error),
+        }
     }
 
     /// Rejects requests that the server would fail.

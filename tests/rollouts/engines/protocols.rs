@@ -364,7 +364,9 @@ fn errors_name_the_engine_its_address_and_what_to_check() {
     // Log-probabilities of another distribution than that which was sampled.
     let raw = |path: &str| match path {
         "/openapi.json" => Some(Reply::json(json!({ "paths": { "/inference/v1/generate": {}, "/server_info": {} } }))),
-        "/server_info" => Some(Reply::json(json!({ "vllm_config": "model='policy', logprobs_mode=raw_logprobs" }))),
+        "/server_info?config_format=json" => {
+            Some(Reply::json(json!({ "vllm_config": { "model_config": { "logprobs_mode": "raw_logprobs" } } })))
+        }
         other => vllm_page(other),
     };
     let (server, _) = scripted(raw, "/inference/v1/generate", Reply::Reset);

@@ -414,6 +414,26 @@ fn samples_of_a_prompt_are_asked_for_together_and_go_on_by_themselves_when_that_
     }
 }
 
+/// Law F6: load balancers give up requests whose bodies come slowly.
+#[test]
+fn f6_a_request_that_a_server_gave_up_waiting_for_is_sent_again() {
+    let statuses = Mutex::new(vec![425, 408]);
+    let server = Server::new(move |path, body| {
+        vllm_page(path).unwrap_or_else(|| match statuses.lock().unwrap().pop() {
+            Some(status) => Reply::Page(status, String::new()),
+            None => right(body, "1", 0),
+        })
+    });
+    let handle = handle([vllm(&server.url)]);
+    give(&handle, 1);
+    let mut fleet = fleet(&handle, hasty());
+    fleet.set_weights(1, &());
+    fleet.submit(request(0, 1, &params())).unwrap();
+    let ended = finish(&mut fleet, |_| {}).unwrap();
+    assert_eq!(ended.values().map(|of| &of.tokens).collect::<Vec<_>>(), [&answer_to(&prompt(0), 12)]);
+    assert!(handle.is_serving(0));
+}
+
 #[test]
 fn a_group_of_which_all_are_given_up_leaves_no_question_open() {
     let server = Server::new(|path, body| {

@@ -552,6 +552,43 @@ fn v4_a_sync_that_is_abandoned_has_recorded_the_engines_that_ended_theirs() {
     });
 }
 
+/// Law V4: an engine restarts unnoticed, with the weights of its start, and breaks its connections before it has told
+/// the label of a single token.
+#[test]
+fn v4_tokens_of_an_attempt_that_breaks_without_a_label_are_not_delivered_once_the_engine_is_found_restarted() {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let world = World::new(0, 1, true);
+        let config = SyncConfig { checksums: false, ..SyncConfig::default() };
+        let manager = WeightSyncManager { fleet: world.handle.clone(), config, max_lag: 0 };
+        assert_eq!(manager.sync(update(1)).await.unwrap().held(), 1);
+        let restart = || {
+            world.members[&0].dies();
+            world.members[&0].set(|machine| machine.health = Health::Well);
+        };
+        restart();
+        let config = FleetConfig { step: Duration::ZERO, ..FleetConfig::default() };
+        let mut fleet = Fleet::new(&world.handle, config, &tokenizer(), 8, 0).on(Tasks::on_current());
+        fleet.set_weights(1, &());
+        let params = SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() };
+        fleet.submit(request(0, 4, &params)).unwrap();
+        let (mut breaks, mut ended) = (true, 0);
+        while ended < 4 {
+            for finished in fleet.step().unwrap() {
+                assert!(finished.tokens.iter().all(|token| *token != WRONG), "{:?}", finished.tokens);
+                ended += 1;
+            }
+            if breaks && !fleet.sampled().is_empty() {
+                (breaks, _) = (false, restart());
+            } else if !breaks {
+                drop(manager.catch_up().await);
+            }
+            sleep(TOKEN).await;
+        }
+        assert!(!breaks);
+    });
+}
+
 /// A look at what an engine serves takes up to a second.
 #[test]
 fn a_version_that_comes_during_a_look_at_engines_is_brought_to_all_of_them() {

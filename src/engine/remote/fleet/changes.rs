@@ -37,10 +37,13 @@ impl Fleet {
         left.for_each(|sample| sample.wait(now));
     }
 
-    /// Reopens engines after a sync, and ends the waits of samples that they rejected.
+    /// Reopens engines that were verified or found again, and ends the waits of samples that engines rejected.
     fn reopen(&mut self, now: Instant) {
-        self.engine_slots.values_mut().for_each(EngineSlot::reopen);
-        for sample in self.samples.values_mut().filter(|sample| sample.turned_away > 0) {
+        let mut reopened = false;
+        for (place, slot) in &mut self.engine_slots {
+            reopened |= slot.reopen(self.handle.is_serving(*place), self.handle.verified(*place));
+        }
+        for sample in self.samples.values_mut().filter(|sample| reopened && sample.turned_away > 0) {
             if let Stage::Waiting(at) = &mut sample.stage {
                 *at = now;
             }
@@ -78,8 +81,8 @@ impl Fleet {
         let mut ended = Vec::new();
         for (key, sample) in &mut self.samples {
             // Refuted ones are for the next `refute`.
-            let proven =
-                |(place, before): &(usize, u64)| !self.handle.on_trial(*place) && self.handle.refutations(*place) == *before;
+            let open = |place| self.handle.on_trial(place) || self.handle.is_looked_at(place);
+            let proven = |(place, before): &(usize, u64)| !open(*place) && self.handle.refutations(*place) == *before;
             sample.unproven.retain(|entry| !proven(entry));
             if let (Stage::Ended(finish), true) = (&sample.stage, sample.unproven.is_empty()) {
                 ended.push((*key, *finish));

@@ -2,17 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::task::AbortHandle;
-
 use super::{FAILURES, Fleet, id};
 use crate::data::SampledToken;
 use crate::engine::remote::attempt::{AttemptEvent, AttemptUpdate};
-use crate::engine::remote::handle::EngineState;
+use crate::engine::remote::handle::{EngineState, FleetHandle};
 use crate::engine::remote::in_flight::{InFlightSample, Running, SampleKey, Stage, versions};
 use crate::engine::remote::router::pause;
 use crate::engine::remote::sync::look_for_restart;
 use crate::engine::remote::{Ending, Fault, RemoteError};
 use crate::engine::{EngineError, FinishReason, Finished};
+use crate::net::Tasks;
 use crate::util::rng::mix;
 
 impl Fleet {
@@ -37,8 +36,27 @@ impl Fleet {
         }
         match update {
             AttemptUpdate::Tokens(chunk) => self.take(key, place, chunk, now),
-            AttemptUpdate::Ended(Ok(ending)) => self.end(key, place, ending, now),
+            AttemptUpdate::Ended(Ok(ending)) => {
+                if let Ending { finish: None, spans: None, .. } = ending {
+                    self.doubt(key);
+                }
+                self.end(key, place, ending, now)
+            }
             AttemptUpdate::Ended(Err(error)) => self.fail(key, place, error, now),
+        }
+    }
+
+    /// Records that the sample's attempt ends without labels of its tokens' weights. Where the engine was
+    /// verified by name, the tokens are unproven until it was asked whether it restarted (law V4).
+    pub(super) fn doubt(&mut self, key: SampleKey) {
+        let Some(sample) = self.samples.get_mut(&key) else { return };
+        let Some(Running { place, known: true, before, .. }) = sample.running() else { return };
+        let (place, begun) = (*place, sample.answer.tokens.len() > *before);
+        if let Some(slot) = self.engine_slots.get(&place).filter(|_| begun)
+            && sample.unproven.iter().all(|(other, _)| *other != place)
+        {
+            sample.unproven.push((place, slot.refuted));
+            look(&self.handle, self.tasks.as_deref(), place);
         }
     }
 
@@ -64,6 +82,7 @@ impl Fleet {
             self.sampled.extend(sample.held.replace(newest));
             sample.answer.push(token, log_prob, floor);
             if continues && let Some(finish) = sample.ends(&self.tokenizer)? {
+                self.doubt(key);
                 return self.finish(key, finish);
             }
         }
@@ -71,7 +90,7 @@ impl Fleet {
     }
 
     fn end(&mut self, key: SampleKey, place: usize, ending: Ending, now: Instant) -> Result<(), EngineError> {
-        let newest = self.handle.newest().max(self.version).unwrap_or(0) + 1;
+        let newest = self.handle.newest().max(self.version).unwrap_or(0);
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         let Some(Running { floor, known, before, adapter, .. }) = sample.running() else { return Ok(()) };
         let (served, known, before) = (*floor..=newest.max(*floor), *known, *before);
@@ -129,6 +148,7 @@ impl Fleet {
     }
 
     fn fail(&mut self, key: SampleKey, place: usize, error: RemoteError, now: Instant) -> Result<(), EngineError> {
+        self.doubt(key);
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         // A connection that breaks after the last token lost nothing.
         if let Some(finish) = sample.ends(&self.tokenizer)? {
@@ -158,6 +178,7 @@ impl Fleet {
                 sample.failures += 1;
                 slot.failures = FAILURES;
             }
+            refusal @ Fault::Refused { .. } if refusal.passes() => sample.failures += 1,
             Fault::Refused { .. } | Fault::Unsupported(_) | Fault::Url { .. } => return self.give_up(key, error),
             Fault::Unreachable(_) => slot.failures = FAILURES,
             _ => {
@@ -166,9 +187,8 @@ impl Fleet {
             }
         }
         // A connection may break because the engine restarts.
-        if matches!(error.fault, Fault::Broke(_)) && slot.recheck.as_ref().is_none_or(AbortHandle::is_finished) {
-            let recheck = look_for_restart(self.handle.clone(), place);
-            slot.recheck = self.tasks.as_ref().map(|tasks| tasks.spawn(recheck));
+        if matches!(error.fault, Fault::Broke(_)) {
+            look(&self.handle, self.tasks.as_deref(), place);
         }
         let failing = slot.failures >= FAILURES;
         if sample.failures > self.config.retries {
@@ -210,5 +230,12 @@ impl Fleet {
             self.finished.push(Finished::new(key.0, sample.answer, Ok(finish)));
         }
         Ok(())
+    }
+}
+
+/// Asks the engine at `place` whether it restarted, unless it is being asked.
+fn look(handle: &FleetHandle, tasks: Option<&Tasks>, place: usize) {
+    if let Some(tasks) = tasks.filter(|_| !handle.is_looked_at(place)) {
+        tasks.spawn(look_for_restart(handle.clone(), place));
     }
 }

@@ -116,7 +116,8 @@ impl Fleet {
             let Some(sample) = self.samples.get_mut(&key) else { continue };
             (sample.avoided, sample.since) = (Some(place), now);
             if sample.running().is_some() {
-                sample.wait(at);
+                self.doubt(key);
+                self.samples.get_mut(&key).into_iter().for_each(|sample| sample.wait(at));
             } else {
                 sample.restart(at);
                 self.withdraw(key);
@@ -151,7 +152,10 @@ impl Fleet {
         let places = self.handle.places();
         let engines = places.iter().map(|&place| (place, self.handle.name(place)));
         let engines = engines.map(|(place, name)| match self.handle.state(place) {
-            EngineState::Serving => format!("{name} serves"),
+            EngineState::Serving => match self.engine_slots.get(&place).and_then(|slot| slot.closed_for(now)) {
+                Some(left) => format!("{name} is busy and gets its next sample in {:.1} s", left.as_secs_f64()),
+                None => format!("{name} serves"),
+            },
             EngineState::Behind => format!("{name} waits for weights"),
             EngineState::Leaving => format!("{name} leaves"),
             EngineState::Lost => match self.handle.why_lost(place) {

@@ -145,16 +145,20 @@ pub(super) type Synced = (Vec<(&'static str, Duration)>, Option<Checksums>);
 
 /// Asks the engine at `place` whether it still serves what it was given, unless a sync of it is in progress.
 /// No sync waits for the answer: one that begins meanwhile changes its weights, and asks for itself.
-pub(in crate::engine::remote) async fn look_for_restart(fleet: FleetHandle, place: usize) {
-    let (Some(served), Some(last)) = (fleet.served(place), fleet.last_sync(place)) else { return };
-    if last.try_lock().is_err() {
-        return;
-    }
-    let Err(error) = still_serves(&fleet, place, &served).await else { return };
-    if let Ok(_free) = last.try_lock()
-        && fleet.served(place).is_some_and(|now| Arc::ptr_eq(&now, &served))
-    {
-        mark_restarted(&fleet, place, &error);
+pub(in crate::engine::remote) fn look_for_restart(fleet: FleetHandle, place: usize) -> impl Future<Output = ()> + Send {
+    let looking = fleet.begin_look(place);
+    async move {
+        let _looking = looking;
+        let (Some(served), Some(last)) = (fleet.served(place), fleet.last_sync(place)) else { return };
+        if last.try_lock().is_err() {
+            return;
+        }
+        let Err(error) = still_serves(&fleet, place, &served).await else { return };
+        if let Ok(_free) = last.try_lock()
+            && fleet.served(place).is_some_and(|now| Arc::ptr_eq(&now, &served))
+        {
+            mark_restarted(&fleet, place, &error);
+        }
     }
 }
 
