@@ -41,26 +41,26 @@ struct Weights {
 };
 
 // to = Σ_j weight_rj · term_j, or to += it, in ROWS rows and COUNT blocks.
-template <bool ADDS, int64_t COUNT>
+template <int64_t V, bool ADDS, int64_t COUNT>
 INLINE void sum_terms(const Weights& weights, const float* terms, int64_t term_row, int64_t n, float* to, int64_t to_row) {
-  Lanes sums[ROWS][COUNT];
+  Lanes<V> sums[ROWS][COUNT];
   for (int64_t r = 0; r < ROWS; r++)
-    for (int64_t b = 0; b < COUNT; b++) sums[r][b] = ADDS ? lanes(to + r * to_row + b * LANES) : Lanes{};
+    for (int64_t b = 0; b < COUNT; b++) sums[r][b] = ADDS ? lanes<V>(to + r * to_row + b * V) : Lanes<V>{};
   for (int64_t j = 0; j < n; j++) {
     const float *term = terms + j * term_row, *weight = weights.first + j * weights.by_term;
     for (int64_t r = 0; r < ROWS; r++)
-      for (int64_t b = 0; b < COUNT; b++) sums[r][b] += weight[r * weights.by_row] * lanes(term + b * LANES);
+      for (int64_t b = 0; b < COUNT; b++) sums[r][b] += weight[r * weights.by_row] * lanes<V>(term + b * V);
   }
   for (int64_t r = 0; r < ROWS; r++)
-    for (int64_t b = 0; b < COUNT; b++) lanes(to + r * to_row + b * LANES) = sums[r][b];
+    for (int64_t b = 0; b < COUNT; b++) lanes<V>(to + r * to_row + b * V) = sums[r][b];
 }
 
 // The same in rows of `width` numbers.
-template <bool ADDS>
+template <int64_t V, bool ADDS>
 INLINE void sum_terms(const Weights& weights, const float* terms, int64_t term_row, int64_t n, int64_t width, float* to, int64_t to_row) {
   int64_t c = 0;
-  for (; c + BLOCKS * LANES <= width; c += BLOCKS * LANES) sum_terms<ADDS, BLOCKS>(weights, terms + c, term_row, n, to + c, to_row);
-  for (; c + LANES <= width; c += LANES) sum_terms<ADDS, 1>(weights, terms + c, term_row, n, to + c, to_row);
+  for (; c + BLOCKS * V <= width; c += BLOCKS * V) sum_terms<V, ADDS, BLOCKS>(weights, terms + c, term_row, n, to + c, to_row);
+  for (; c + V <= width; c += V) sum_terms<V, ADDS, 1>(weights, terms + c, term_row, n, to + c, to_row);
   for (int64_t r = 0; c < width && r < ROWS; r++) {
     if (!ADDS) std::fill(to + r * to_row + c, to + r * to_row + width, 0.0f);
     for (int64_t j = 0; j < n; j++)
@@ -81,8 +81,9 @@ struct Queries {
 };
 
 // Scores of queries, from transposed keys [d, stride]; rows of scores are `stride` apart.
+template <int64_t V>
 INLINE void score(const float* queries, const float* keys_t, int64_t stride, const Queries& of, int64_t d, float* scores) {
-  sum_terms<false>({queries, d, 1}, keys_t + of.from, stride, d, of.end - of.from, scores + of.from, stride);
+  sum_terms<V, false>({queries, d, 1}, keys_t + of.from, stride, d, of.end - of.from, scores + of.from, stride);
 }
 
 // The keys of a key head in their positions and its values, of which those that fill up the last block are zeros, and their transposes [d, stride].
@@ -97,6 +98,7 @@ struct KeyHead {
     std::fill(values + s.total() * d, keys_t, 0.0f);
   }
 
+  template <int64_t V>
   INLINE void read(const float* qkv, const float* cos, const float* sin, int64_t head, const Sequence& s, const Shape& shape, int64_t d, bool turns_values) const {
     const int64_t rows = padded(s.total());
     for (int64_t j = 0; j < s.total(); j++) {
@@ -104,8 +106,8 @@ struct KeyHead {
       rotate(key, cos + j * d, sin + j * d, 1.0f, keys + j * d, d);
       std::copy_n(key + shape.kv_heads * d, d, values + j * d);
     }
-    transpose(keys, d, keys_t, rows, rows, d);
-    if (turns_values) transpose(values, d, values_t, rows, rows, d);
+    transpose<V>(keys, d, keys_t, rows, rows, d);
+    if (turns_values) transpose<V>(values, d, values_t, rows, rows, d);
   }
 };
 
@@ -119,20 +121,20 @@ INLINE void turn_query(const float* qkv, const float* cos, const float* sin, int
 // Floats that a sequence's forward pass works in.
 int64_t forward_scratch(const Sequence& s, int64_t d) { return KeyHead::floats(s, d) + ROWS * (padded(s.total()) + 2 * d); }
 
-template <int64_t D>
+template <int64_t V, int64_t D>
 INLINE void attention_forward(const float* qkv, const float* cos, const float* sin, const float* sinks, float* out, float* lse, float* scratch, const Sequence& s,
                               const Shape& shape) {
   const int64_t d = D ? D : shape.d, per_kv = shape.heads / shape.kv_heads, total = s.total(), stride = padded(total);
   const KeyHead key_head(scratch, s, d);
   float *scores = scratch + KeyHead::floats(s, d), *queries = scores + ROWS * stride, *sums = queries + ROWS * d;
   for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
-    key_head.read(qkv, cos, sin, kv, s, shape, d, false);
+    key_head.read<V>(qkv, cos, sin, kv, s, shape, d, false);
     for (int64_t h = kv * per_kv; h < (kv + 1) * per_kv; h++) {
       for (int64_t i = s.prefix; i < total; i += ROWS) {
         const Queries of(i, s, shape);
         float inverse[ROWS];
         for (int64_t r = 0; r < of.count; r++) turn_query(qkv, cos, sin, h, i + r, s, shape, d, queries + r * d);
-        score(queries, key_head.keys_t, stride, of, d, scores);
+        score<V>(queries, key_head.keys_t, stride, of, d, scores);
         for (int64_t r = 0; r < of.count; r++) {
           float* row_scores = scores + r * stride;
           if (shape.cap > 0) cap_scores(row_scores, of.from, of.end, shape.cap, nullptr);
@@ -143,7 +145,7 @@ INLINE void attention_forward(const float* qkv, const float* cos, const float* s
           inverse[r] = 1.0f / sum;
           lse[s.row_of(i + r) * shape.heads + h] = top + std::log(sum);
         }
-        sum_terms<false>({scores + of.first, stride, 1}, key_head.values + of.first * d, d, i + of.count - of.first, d, sums, d);
+        sum_terms<V, false>({scores + of.first, stride, 1}, key_head.values + of.first * d, d, i + of.count - of.first, d, sums, d);
         for (int64_t r = 0; r < of.count; r++) scaled(sums + r * d, inverse[r], out + (s.row_of(i + r) * shape.heads + h) * d, d);
       }
     }
@@ -157,7 +159,7 @@ int64_t backward_scratch(const Sequence& s, int64_t d) {
 }
 
 // Writes the gradient of the sequence's own rows and adds to that of its prefix, which must have been written before.
-template <int64_t D>
+template <int64_t V, int64_t D>
 INLINE void attention_backward(const float* qkv, const float* cos, const float* sin, const float* sinks, const float* out, const float* lse, const float* dout,
                                float* dqkv, float* dsinks, float* scratch, const Sequence& s, const Shape& shape) {
   const int64_t d = D ? D : shape.d, row = shape.row(), per_kv = shape.heads / shape.kv_heads, total = s.total(), stride = padded(total), out_row = shape.heads * d;
@@ -166,7 +168,7 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
   float *dkeys = scratch + KeyHead::floats(s, d), *dvalues = dkeys + stride * d, *queries = dvalues + stride * d, *douts = queries + own * d, *dq = douts + own * d;
   float *probabilities = dq + ROWS * d, *slopes = probabilities + own * stride, *bends = slopes + own * stride;
   for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
-    key_head.read(qkv, cos, sin, kv, s, shape, d, true);
+    key_head.read<V>(qkv, cos, sin, kv, s, shape, d, true);
     std::fill(dkeys, dkeys + 2 * stride * d, 0.0f);  // dvalues too
     for (int64_t h = kv * per_kv; h < (kv + 1) * per_kv; h++) {
       for (int64_t i = s.prefix; i < total; i++) {
@@ -176,8 +178,8 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
       for (int64_t at = 0; at < s.len; at += ROWS) {
         const Queries of(s.prefix + at, s, shape);
         float *p = probabilities + at * stride, *ds = slopes + at * stride;
-        score(queries + at * d, key_head.keys_t, stride, of, d, p);
-        score(douts + at * d, key_head.values_t, stride, of, d, ds);
+        score<V>(queries + at * d, key_head.keys_t, stride, of, d, p);
+        score<V>(douts + at * d, key_head.values_t, stride, of, d, ds);
         for (int64_t r = 0; r < of.count; r++) {
           const int64_t i = of.begin + r, of_head = s.row_of(i) * shape.heads + h;
           const float mean = dot(out + of_head * d, douts + (at + r) * d, d);
@@ -188,7 +190,7 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
           if (shape.cap > 0)
             for (int64_t j = of.from; j < of.end; j++) ds[r * stride + j] *= bends[j];
         }
-        sum_terms<false>({ds + of.first, stride, 1}, key_head.keys + of.first * d, d, of.begin + of.count - of.first, d, dq, d);
+        sum_terms<V, false>({ds + of.first, stride, 1}, key_head.keys + of.first * d, d, of.begin + of.count - of.first, d, dq, d);
         for (int64_t r = 0; r < of.count; r++) {
           const int64_t i = of.begin + r;
           scaled(dq + r * d, shape.scale, dq + r * d, d);
@@ -198,8 +200,8 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
       for (int64_t j = 0; j < total; j += ROWS) {
         const int64_t from = std::max(j, s.prefix), to = shape.window > 0 ? std::min(total, j + ROWS - 1 + shape.window) : total, at = from - s.prefix;
         if (from >= to) continue;
-        sum_terms<true>({slopes + at * stride + j, 1, stride}, queries + at * d, d, to - from, d, dkeys + j * d, d);
-        sum_terms<true>({probabilities + at * stride + j, 1, stride}, douts + at * d, d, to - from, d, dvalues + j * d, d);
+        sum_terms<V, true>({slopes + at * stride + j, 1, stride}, queries + at * d, d, to - from, d, dkeys + j * d, d);
+        sum_terms<V, true>({probabilities + at * stride + j, 1, stride}, douts + at * d, d, to - from, d, dvalues + j * d, d);
       }
     }
     for (int64_t j = 0; j < total; j++) {
@@ -217,17 +219,21 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
 // A width that the compiler knows saves heads of 32 an eighth of the time, and wider ones nothing. 0 takes it from the shape.
 constexpr int64_t NARROW = 32;
 
-EVERY_CPU void attention_forward_of(const float* qkv, const float* cos, const float* sin, const float* sinks, float* out, float* lse, float* scratch,
-                                    const Sequence& s, const Shape& shape) {
-  if (shape.d == NARROW) return attention_forward<NARROW>(qkv, cos, sin, sinks, out, lse, scratch, s, shape);
-  attention_forward<0>(qkv, cos, sin, sinks, out, lse, scratch, s, shape);
-}
+#define ATTENTION_FORWARD_OF(V) \
+  void attention_forward_of(const float* qkv, const float* cos, const float* sin, const float* sinks, float* out, float* lse, float* scratch, const Sequence& s, \
+                            const Shape& shape) { \
+    if (shape.d == NARROW) return attention_forward<V, NARROW>(qkv, cos, sin, sinks, out, lse, scratch, s, shape); \
+    attention_forward<V, 0>(qkv, cos, sin, sinks, out, lse, scratch, s, shape); \
+  }
+FOR_EVERY_CPU(ATTENTION_FORWARD_OF)
 
-EVERY_CPU void attention_backward_of(const float* qkv, const float* cos, const float* sin, const float* sinks, const float* out, const float* lse,
-                                     const float* dout, float* dqkv, float* dsinks, float* scratch, const Sequence& s, const Shape& shape) {
-  if (shape.d == NARROW) return attention_backward<NARROW>(qkv, cos, sin, sinks, out, lse, dout, dqkv, dsinks, scratch, s, shape);
-  attention_backward<0>(qkv, cos, sin, sinks, out, lse, dout, dqkv, dsinks, scratch, s, shape);
-}
+#define ATTENTION_BACKWARD_OF(V) \
+  void attention_backward_of(const float* qkv, const float* cos, const float* sin, const float* sinks, const float* out, const float* lse, const float* dout, \
+                             float* dqkv, float* dsinks, float* scratch, const Sequence& s, const Shape& shape) { \
+    if (shape.d == NARROW) return attention_backward<V, NARROW>(qkv, cos, sin, sinks, out, lse, dout, dqkv, dsinks, scratch, s, shape); \
+    attention_backward<V, 0>(qkv, cos, sin, sinks, out, lse, dout, dqkv, dsinks, scratch, s, shape); \
+  }
+FOR_EVERY_CPU(ATTENTION_BACKWARD_OF)
 
 // Sequences as they are handed over, four numbers each. One that continues a prefix follows it, with nothing but others that do between.
 struct Sequences {

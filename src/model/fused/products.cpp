@@ -45,9 +45,11 @@ constexpr int64_t TURNED_DEPTH = 256, STEP = 64;
 constexpr int64_t FEWEST = 32, OPERATIONS = 1 << 22;
 
 // `count` rows of `len` numbers to `len` rows of `count`.
-EVERY_CPU void turn_rows(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t count, int64_t len) {
-  transpose(from, from_row, to, to_row, count, len);
-}
+#define TURN_ROWS(V) \
+  void turn_rows(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t count, int64_t len) { \
+    transpose<V>(from, from_row, to, to_row, count, len); \
+  }
+FOR_EVERY_CPU(TURN_ROWS)
 
 // The transpose, whose rows are padded with zeros to whole vectors.
 Tensor transposed(const Tensor& matrix) {

@@ -42,23 +42,26 @@ EVERY_CPU void keep(const float* qkv, const float* cos, const float* sin, const 
   std::memcpy(own + shape.kv_heads * d, row + (shape.heads + shape.kv_heads + kv) * d, d * sizeof(float));
 }
 
-// to += Σ weight_j · row_j over n rows. D is the head size where it is one of the usual ones, so that the sums stay in registers; 0
+// to += Σ weight_j · row_j over n rows. D is the head size where it is one of the usual ones, whose columns are summed in registers; 0
 // takes it from d. Two sums, for one would wait for itself.
-template <int64_t D>
+template <int64_t V, int64_t D>
 INLINE void combine(const float* weights, const float* rows, int64_t row_stride, int64_t n, int64_t d, float* to) {
   if constexpr (D > 0) {
-    Lanes even[D / LANES] = {}, odd[D / LANES] = {};
-    int64_t j = 0;
-    for (; j + 1 < n; j += 2) {
-      const float *first = rows + j * row_stride, *second = first + row_stride;
-      for (int64_t b = 0; b < D / LANES; b++) {
-        even[b] += weights[j] * lanes(first + b * LANES);
-        odd[b] += weights[j + 1] * lanes(second + b * LANES);
+    constexpr int64_t COUNT = std::min<int64_t>(4, D / V);
+    for (int64_t c = 0; c < D; c += COUNT * V) {
+      Lanes<V> even[COUNT] = {}, odd[COUNT] = {};
+      int64_t j = 0;
+      for (; j + 1 < n; j += 2) {
+        const float *first = rows + j * row_stride + c, *second = first + row_stride;
+        for (int64_t b = 0; b < COUNT; b++) {
+          even[b] += weights[j] * lanes<V>(first + b * V);
+          odd[b] += weights[j + 1] * lanes<V>(second + b * V);
+        }
       }
-    }
-    for (int64_t b = 0; b < D / LANES; b++) {
-      if (j < n) even[b] += weights[j] * lanes(rows + j * row_stride + b * LANES);
-      lanes(to + b * LANES) += even[b] + odd[b];
+      for (int64_t b = 0; b < COUNT; b++) {
+        if (j < n) even[b] += weights[j] * lanes<V>(rows + j * row_stride + c + b * V);
+        lanes<V>(to + c + b * V) += even[b] + odd[b];
+      }
     }
   } else {
     for (int64_t j = 0; j < n; j++)
@@ -67,7 +70,7 @@ INLINE void combine(const float* weights, const float* rows, int64_t row_stride,
 }
 
 // The queries of a row that read one key head.
-template <int64_t D>
+template <int64_t V, int64_t D>
 INLINE void attend(const float* qkv, const float* cos, const float* sin, const float* sinks, const Paged& slots, float* out, float* scratch, const Place& at, int64_t kv,
                    const Shape& shape) {
   const int64_t d = D ? D : shape.d, per_kv = shape.heads / shape.kv_heads, stride = 2 * shape.kv_heads * d, slot = at.slot, position = at.position;
@@ -93,19 +96,21 @@ INLINE void attend(const float* qkv, const float* cos, const float* sin, const f
     for (int64_t j = 0; j < padded(count); j++) scores[j] /= sum;
     float* o = out + (at.row * shape.heads + h) * d;
     for (int64_t c = 0; c < d; c++) o[c] = 0.0f;
-    pages([&](int64_t at, int64_t len, const float* keys) INLINED { combine<D>(scores + at, keys + shape.kv_heads * d, stride, len, d, o); });
+    pages([&](int64_t at, int64_t len, const float* keys) INLINED { combine<V, D>(scores + at, keys + shape.kv_heads * d, stride, len, d, o); });
   }
 }
 
-EVERY_CPU void attend_of(const float* qkv, const float* cos, const float* sin, const float* sinks, const Paged& slots, float* out, float* scratch, const Place& at,
-                         int64_t kv, const Shape& shape) {
-  switch (shape.d) {
-    case 32: return attend<32>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
-    case 64: return attend<64>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
-    case 128: return attend<128>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
-    default: return attend<0>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
+#define ATTEND_OF(V) \
+  void attend_of(const float* qkv, const float* cos, const float* sin, const float* sinks, const Paged& slots, float* out, float* scratch, const Place& at, \
+                 int64_t kv, const Shape& shape) { \
+    switch (shape.d) { \
+      case 32: return attend<V, 32>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape); \
+      case 64: return attend<V, 64>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape); \
+      case 128: return attend<V, 128>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape); \
+      default: return attend<V, 0>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape); \
+    } \
   }
-}
+FOR_EVERY_CPU(ATTEND_OF)
 
 // Row i of qkv is the token at position `at[i]` of slot `of[i]`, or of slot i if `of` is empty. Several rows of a slot see each other's keys.
 Tensor attend_slots(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const float* sinks, const Paged& slots, at::IntArrayRef of, at::IntArrayRef at, Shape shape) {

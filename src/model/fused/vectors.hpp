@@ -7,11 +7,15 @@
 #include <cstdint>
 #include <cstring>
 
-// One body, compiled for three instruction sets; the loader picks at start.
+// One body, compiled for three instruction sets; the loader picks at start. FOR_EVERY_CPU does so with a function that a macro defines from the numbers of
+// a vector: wider ones than a processor has would be kept in memory.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define EVERY_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define FOR_EVERY_CPU(define) \
+  __attribute__((target("arch=x86-64-v4"))) define(16) __attribute__((target("arch=x86-64-v3"))) define(8) __attribute__((target("default"))) define(8)
 #else
 #define EVERY_CPU
+#define FOR_EVERY_CPU(define) define(8)
 #endif
 #define INLINED __attribute__((always_inline))
 #define INLINE inline INLINED
@@ -44,64 +48,98 @@ INLINE float exp_approx(float x) {
   return poly * power;
 }
 
-// Numbers of a vector.
+// Numbers of the widest vector. Rows of scratch are padded to whole ones.
 constexpr int64_t LANES = 16;
 
-typedef float Lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+// A vector of V numbers, and an order of them.
+template <int64_t V>
+struct Vector;
+#define VECTOR(V) \
+  template <> \
+  struct Vector<V> { \
+    typedef float Numbers __attribute__((vector_size(V * sizeof(float)), aligned(sizeof(float)), may_alias)); \
+    typedef int32_t Order __attribute__((vector_size(V * sizeof(int32_t)))); \
+  };
+VECTOR(8)
+VECTOR(16)
+#undef VECTOR
 
-INLINE Lanes& lanes(float* numbers) { return *reinterpret_cast<Lanes*>(numbers); }
-INLINE const Lanes& lanes(const float* numbers) { return *reinterpret_cast<const Lanes*>(numbers); }
+template <int64_t V>
+using Lanes = typename Vector<V>::Numbers;
+
+template <int64_t V>
+INLINE Lanes<V>& lanes(float* numbers) {
+  return *reinterpret_cast<Lanes<V>*>(numbers);
+}
+template <int64_t V>
+INLINE const Lanes<V>& lanes(const float* numbers) {
+  return *reinterpret_cast<const Lanes<V>*>(numbers);
+}
 
 // The next multiple of LANES.
 INLINE int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 #if defined(__clang__)
-// A square of `height` rows of `width` numbers to `width` rows of `height`. Clang has no shuffles by an order that is computed.
-INLINE void turn(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t height, int64_t width) {
+// `height` rows of `width` numbers to `width` rows of `height`. Clang has no shuffles by an order that is computed.
+template <int64_t V>
+INLINE void turn(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t height = V, int64_t width = V) {
   for (int64_t r = 0; r < height; r++)
     for (int64_t c = 0; c < width; c++) to[c * to_row + r] = from[r * from_row + c];
 }
 #else
-typedef int32_t Order __attribute__((vector_size(LANES * sizeof(int32_t))));
-
 // Exchanges the two quarters of each pair of squares `S` wide that are off their diagonal.
-template <int S>
-INLINE void exchange(Lanes* rows) {
-  Order first, second;
-  for (int i = 0; i < LANES; i++) {
-    first[i] = i & S ? LANES + i - S : i;
-    second[i] = i & S ? LANES + i : i + S;
+template <int64_t V, int S>
+INLINE void exchange(Lanes<V>* rows) {
+  typename Vector<V>::Order first, second;
+  for (int i = 0; i < V; i++) {
+    first[i] = i & S ? V + i - S : i;
+    second[i] = i & S ? V + i : i + S;
   }
-  for (int i = 0; i < LANES; i++) {
+  for (int i = 0; i < V; i++) {
     if (i & S) continue;
-    const Lanes upper = rows[i], lower = rows[i + S];
+    const Lanes<V> upper = rows[i], lower = rows[i + S];
     rows[i] = __builtin_shuffle(upper, lower, first);
     rows[i + S] = __builtin_shuffle(upper, lower, second);
   }
 }
 
-// A square of `height` rows of `width` numbers to `width` rows of `height`.
+template <int64_t V>
+INLINE void turn(Lanes<V>* square) {
+  exchange<V, 1>(square);
+  exchange<V, 2>(square);
+  exchange<V, 4>(square);
+  if constexpr (V == 16) exchange<V, 8>(square);
+}
+
+// A square of V rows.
+template <int64_t V>
+INLINE void turn(const float* from, int64_t from_row, float* to, int64_t to_row) {
+  Lanes<V> square[V];
+  for (int64_t r = 0; r < V; r++) square[r] = lanes<V>(from + r * from_row);
+  turn<V>(square);
+  for (int64_t r = 0; r < V; r++) lanes<V>(to + r * to_row) = square[r];
+}
+
+// `height` rows of `width` numbers to `width` rows of `height`, each V at most.
+template <int64_t V>
 INLINE void turn(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t height, int64_t width) {
-  Lanes square[LANES] = {};
+  Lanes<V> square[V] = {};
   for (int64_t r = 0; r < height; r++) std::memcpy(&square[r], from + r * from_row, width * sizeof(float));
-  exchange<1>(square);
-  exchange<2>(square);
-  exchange<4>(square);
-  exchange<8>(square);
+  turn<V>(square);
   for (int64_t r = 0; r < width; r++) std::memcpy(to + r * to_row, &square[r], height * sizeof(float));
 }
 #endif
 
 // `count` rows of `len` numbers to `len` rows of `count`.
+template <int64_t V>
 INLINE void transpose(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t count, int64_t len) {
-  for (int64_t i = 0; i < count; i += LANES) {
-    for (int64_t j = 0; j < len; j += LANES) {
-      const int64_t height = std::min(LANES, count - i), width = std::min(LANES, len - j);
+  for (int64_t i = 0; i < count; i += V) {
+    for (int64_t j = 0; j < len; j += V) {
+      const int64_t height = std::min(V, count - i), width = std::min(V, len - j);
       const float* square = from + i * from_row + j;
       float* turned = to + j * to_row + i;
-      // Of a whole square the compiler knows the sizes.
-      if (height == LANES && width == LANES) turn(square, from_row, turned, to_row, LANES, LANES);
-      else turn(square, from_row, turned, to_row, height, width);
+      if (height == V && width == V) turn<V>(square, from_row, turned, to_row);
+      else turn<V>(square, from_row, turned, to_row, height, width);
     }
   }
 }
