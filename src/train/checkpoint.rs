@@ -97,6 +97,13 @@ pub(super) fn verify_part(folder: &Path, first: usize, of: usize) -> Result<Chec
     Ok(metadata)
 }
 
+/// If true, the checkpoint whose verification failed may be intact: the system did not let its files be read.
+pub fn may_be_intact(error: &TrainError) -> bool {
+    use io::ErrorKind::{InvalidData, IsADirectory, NotADirectory, NotFound};
+    let is_damage = |cause: &io::Error| matches!(cause.kind(), InvalidData | IsADirectory | NotADirectory | NotFound);
+    matches!(error, TrainError::Io(_, cause) if !is_damage(cause))
+}
+
 /// Intact checkpoints, newest first, and the problems of damaged ones. Verified lazily.
 pub fn intact(checkpoints: &Path) -> Result<impl Iterator<Item = Result<(u64, PathBuf), TrainError>>, TrainError> {
     let mut found = named(checkpoints)?;

@@ -85,10 +85,17 @@ pub fn model_folder(path: &Path) -> Result<PathBuf> {
         return Ok(path.to_owned());
     }
     if path.join(RECIPE).exists() {
-        return match checkpoint::intact(&path.join(CHECKPOINTS))?.find_map(Result::ok) {
-            Some((_, newest)) => Ok(newest),
+        let mut problem = None;
+        for found in checkpoint::intact(&path.join(CHECKPOINTS))? {
+            match found {
+                Ok((_, newest)) => return Ok(newest),
+                Err(error) => problem = problem.or(Some(error)),
+            }
+        }
+        match problem {
+            Some(error) => bail!("no checkpoint of the run in {} is intact: {error}", path.display()),
             None => bail!("the run in {} has no checkpoint yet; wait for one, or set checkpoint.every", path.display()),
-        };
+        }
     }
     models::model_folder(path).with_context(|| {
         format!(

@@ -29,7 +29,7 @@ pub struct ResumePoint {
 /// checkpoint and starts again. `overlaps`: a checkpoint is taken although rows before it are missing.
 ///
 /// # Errors
-/// None of the checkpoints is intact, or a file can't be read or changed.
+/// None of the checkpoints is intact, one can't be read, or a file can't be changed.
 pub fn rewind_to_checkpoint(run: &Path, overlaps: bool, say: impl Fn(&str)) -> Result<Option<ResumePoint>> {
     let checkpoints = run.join(CHECKPOINTS);
     checkpoint::remove_leftovers(&checkpoints)?;
@@ -42,6 +42,11 @@ pub fn rewind_to_checkpoint(run: &Path, overlaps: bool, say: impl Fn(&str)) -> R
                 break;
             }
             Ok(beyond) => later = Some(beyond),
+            Err(error) if checkpoint::may_be_intact(&error) => {
+                bail!(
+                    "{error}; the checkpoint may be intact: make it readable, or move its folder away to resume from an older one"
+                )
+            }
             Err(error) => say(&format!("checkpoint left out: {error}")),
         }
     }

@@ -105,7 +105,7 @@ impl<'a> Trial<'a> {
         println!("{place}");
         if fault.kills() {
             // A launcher outlives its ranks.
-            let killed = self.ranks.map(|_| 1);
+            let killed = self.ranks.map(|_| 137);
             assert_eq!(ended.code, if met == "nothing" { Some(0) } else { killed }, "{place}: {}", ended.err);
         } else if met != "nothing" {
             assert_eq!(ended.code, Some(1), "{place}: the run ends with an error: {}", ended.err);
@@ -338,6 +338,26 @@ fn a_resume_without_an_intact_checkpoint_ends_and_leaves_all_files() {
     assert!(ended.err.matches("checkpoint left out: ").count() == 2 && ended.err.contains("restore the files"), "{}", ended.err);
     assert_eq!(read(&run.join("metrics.jsonl")), rows);
     assert!(run.join("checkpoints/step_000002/model.safetensors").exists());
+    let exported = rollflow(&["export", run.to_str().unwrap(), folder.path().join("model").to_str().unwrap()]);
+    assert!(exported.err.contains("is intact: ") && exported.err.contains("tokenizer.json"), "{}", exported.err);
+}
+
+/// Law C1. What a disk or a permission keeps from being read is not damaged.
+#[test]
+fn a_resume_does_not_set_a_checkpoint_aside_that_could_not_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    rollflow(&run_args(GRPO, &run, &["train.steps=2", "checkpoint.every=1"])).ok();
+    let (metadata, away) = (run.join("checkpoints/step_000002/metadata.json"), folder.path().join("away.json"));
+    fs::rename(&metadata, &away).unwrap();
+    // Its first byte is mapped to nothing, so that the system reports an input or output error.
+    std::os::unix::fs::symlink("/proc/self/mem", &metadata).unwrap();
+    let more = [&resume(&run)[..], &["--set", "train.steps=3"]].concat();
+    let ended = rollflow(&more);
+    assert_eq!(ended.code, Some(1), "{}", ended.err);
+    assert!(ended.err.contains("metadata.json") && ended.err.contains("may be intact"), "{}", ended.err);
+    fs::rename(&away, &metadata).unwrap();
+    assert!(rollflow(&more).ok().err.contains("going on after step 2"));
 }
 
 #[test]
