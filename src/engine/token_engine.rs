@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{EngineError, Finished, Request};
 use crate::data::{Answer, SampledToken, Version};
+use crate::observe::{Metric, Metrics};
 
 choices! {
     /// Policy for samples in flight, and their keys and values, when new weights arrive (law V5).
@@ -50,6 +51,20 @@ impl Load {
     /// Adds one pass.
     pub fn add(&mut self, rows: usize, prefill: usize) {
         *self = Load { passes: self.passes + 1, rows: self.rows + rows, prefill: self.prefill + prefill, ..*self };
+    }
+
+    /// Adds what the cache and the drafts did.
+    pub(crate) fn count(&self, metrics: &Metrics) {
+        for (metric, labels, count) in [
+            (Metric::ReusedTokens, &[][..], self.reused),
+            (Metric::PreemptedSamples, &[], self.preempted),
+            (Metric::DraftedTokens, &["kept"], self.kept),
+            (Metric::DraftedTokens, &["dropped"], self.drafted - self.kept),
+        ] {
+            if count > 0 {
+                metrics.add(metric, labels, count as f64);
+            }
+        }
     }
 }
 

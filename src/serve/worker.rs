@@ -334,9 +334,10 @@ impl Worker {
             return;
         }
         let finished = self.engine.step();
-        let (sampled, prefill) = (self.engine.sampled(), self.engine.load().prefill);
+        let (sampled, load) = (self.engine.sampled(), self.engine.load());
         self.metrics.add(Metric::ServedTokens, &[], sampled.len() as f64);
-        self.metrics.add(Metric::ServedPrefill, &[], prefill as f64);
+        self.metrics.add(Metric::ServedPrefill, &[], load.prefill as f64);
+        load.count(&self.metrics);
         for token in sampled {
             let Some(open) = self.open.get_mut(&token.ordinal) else { continue };
             if let Some(asked) = open.asked.take() {

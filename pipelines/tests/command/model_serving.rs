@@ -178,6 +178,8 @@ fn all_routes_and_streams_give_the_completion_of_generate() {
     let before = prefilled();
     let again = server.ask("/generate", &long);
     assert_eq!((&again["output_ids"], prefilled()), (&first["output_ids"], before + 1.0));
+    let tokens = again["meta_info"]["prompt_tokens"].as_f64().unwrap();
+    assert!(server.metric(Metric::ReusedTokens, &[]) >= tokens - 1.0);
     let wide = json!({"text": ["3+4=", "1+1=", "3+4="], "sampling_params": sampling});
     let wide = server.ask("/generate", &wide);
     assert_eq!((&wide[0]["output_ids"], &wide[2]["output_ids"]), (&page["output_ids"], &page["output_ids"]));

@@ -1,8 +1,9 @@
 //! Draws one token a row from a step's logits.
 //!
 //! Rows are drawn on the host, except from a large vocabulary, where plain sampling (temperature only, or
-//! greedy) is tensor operations, and on a GPU, where our kernel draws them all. The choice depends on the row
-//! alone, never on its batch (law N2, to the bit on CPUs only).
+//! greedy) is tensor operations, and on a GPU, where our kernel draws them all. The choice depends on the
+//! row's logits alone, never on its batch (law N2, to the bit on CPUs only). The logits themselves may differ by
+//! rounding among batches of other sizes.
 
 use tch::{Kind, Tensor};
 

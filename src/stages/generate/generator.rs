@@ -351,17 +351,7 @@ impl<E: TokenEngine> Generator<E> {
         }
         if let Some(metrics) = &self.metrics {
             metrics.add(Metric::GeneratedTokens, &[], engine.sampled().len() as f64);
-            let Load { reused, preempted, drafted, kept, .. } = engine.load();
-            for (metric, labels, count) in [
-                (Metric::ReusedTokens, &[][..], reused),
-                (Metric::PreemptedSamples, &[], preempted),
-                (Metric::DraftedTokens, &["kept"], kept),
-                (Metric::DraftedTokens, &["dropped"], drafted - kept),
-            ] {
-                if count > 0 {
-                    metrics.add(metric, labels, count as f64);
-                }
-            }
+            engine.load().count(metrics);
         }
         rollouts.record(engine, finished)?;
         Ok(())
