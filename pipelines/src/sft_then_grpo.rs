@@ -59,6 +59,7 @@ fn supervised(plan: &Plan) -> Plan {
         environment: plan.environment.clone(),
         checkpoint: plan.checkpoint.clone(),
         observe: plan.observe.clone(),
+        ranks: plan.ranks.clone(),
         ..Plan::default()
     };
     part.observe.metrics = None;

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::device::{self, DeviceGroups};
-use super::start::{Hello, host_name, lead, program, report, towards};
+use super::place::attempt;
+use super::start::{Hello, host_name, identities, lead, program, report, towards};
 use super::watch::{BEAT, ENDED, SUSPECT, Shared, Watch, slowest};
 use super::{CollectiveError, Group, Mesh, Place, RankError, Ranks, Shard, Store};
 use crate::util::secrets::masked;
@@ -59,8 +60,8 @@ impl Member {
     /// # Errors
     /// The number of ranks is no multiple of `settings.replicas`, the port is in use, the store or a
     /// rank is missing after `settings.start_timeout`, two processes have one number or one GPU, a
-    /// GPU or NCCL is missing, ranks that hold the same part of the state have GPUs of different types, or a
-    /// rank differs from rank 0. Every rank gets the same error.
+    /// GPU or NCCL is missing, ranks that hold the same part of the state have GPUs of different types, a
+    /// rank differs from rank 0, or the launcher ends the ranks. Every rank gets the same error.
     pub fn join(
         place: Place,
         settings: &Ranks,
@@ -73,9 +74,13 @@ impl Member {
         let limit = seconds(settings.start_timeout);
         let until = Instant::now() + limit;
         let mut store = open(&place, place.rank == 0 && !place.store_exists, settings, limit)?;
+        let host = host_name();
+        let [machine, network] = identities(&host);
         let hello = Hello {
             size: place.size,
-            host: host_name(),
+            host,
+            machine,
+            network,
             process: std::process::id(),
             address: towards(&place.host).unwrap_or_else(|| place.host.clone()),
             gpu: gpu.map(device::gpu_name),
@@ -319,13 +324,15 @@ impl Drop for Member {
     }
 }
 
-/// The store of a run's ranks, served by what starts them. Dropping it ends the ranks.
+/// The store of a run's ranks, served by their launcher, whose variables they inherit. Dropping it ends
+/// the ranks.
 pub struct Rendezvous(Store);
 
 impl Rendezvous {
     /// Serves the store on a free port of this host.
     pub fn serve() -> Result<Self, RankError> {
-        Ok(Rendezvous(Store::open("127.0.0.1", 0, true, &prefix(""), FAREWELL)?))
+        let prefix = prefix(&attempt(|name| std::env::var(name).ok()));
+        Ok(Rendezvous(Store::open("127.0.0.1", 0, true, &prefix, FAREWELL)?))
     }
 
     /// The port.

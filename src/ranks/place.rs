@@ -24,11 +24,27 @@ pub struct Place {
 /// Port of the store if the launcher names none.
 const PORT: u16 = 29_500;
 
+/// Number of ranks of a step in which Slurm sets no `SLURM_STEP_NUM_TASKS`.
+const JOB_TASKS: &str = "SLURM_NTASKS";
+
+/// The first of Slurm's numbers of what no `srun` started, such as a batch script or an interactive shell.
+const RESERVED_STEPS: u32 = 0xffff_fff0;
+
+/// Variables that differ from one start of a run to the next.
+const ATTEMPT: [&str; 5] =
+    ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"];
+
+/// Name of a start of a run, by the variables of its processes.
+pub(super) fn attempt(variable: impl Fn(&str) -> Option<String>) -> String {
+    let given = ATTEMPT.iter().filter_map(|name| variable(name).filter(|value| !value.is_empty()));
+    given.collect::<Vec<_>>().join("-")
+}
+
 /// Names of rank, number of ranks and local rank, by launcher, in order of precedence: torchrun and
 /// Kubernetes' PyTorchJob, Slurm's `srun`, Open MPI, MPICH and Intel MPI.
 const LAUNCHERS: [(&str, [&str; 3]); 4] = [
     ("torchrun", ["RANK", "WORLD_SIZE", "LOCAL_RANK"]),
-    ("srun", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"]),
+    ("srun", ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"]),
     ("mpirun", ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"]),
     ("mpirun", ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"]),
 ];
@@ -38,11 +54,13 @@ impl Place {
     /// is missing, malformed or contradicts another.
     pub fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Place>, RankError> {
         let given = |name: &str| variable(name).filter(|value| !value.is_empty());
-        // A batch script has Slurm's variables of rank 0 too; only `srun` numbers a step.
-        let is_step = |launcher: &str| launcher != "srun" || given("SLURM_STEP_ID").is_some();
+        // A batch script and an interactive shell have Slurm's variables of rank 0, too.
+        let is_reserved = |id: String| id.parse::<u32>().is_ok_and(|id| id >= RESERVED_STEPS);
+        let is_step = |launcher: &str| launcher != "srun" || given("SLURM_STEP_ID").is_some_and(|id| !is_reserved(id));
         let launched =
             |(launcher, names): &&(&str, [&str; 3])| is_step(launcher) && names[..2].iter().any(|name| given(name).is_some());
         let Some((launcher, [rank, size, local])) = LAUNCHERS.iter().find(launched).copied() else { return Ok(None) };
+        let size = if launcher == "srun" && given(size).is_none() { JOB_TASKS } else { size };
         let mut wrong = Vec::new();
         let mut number = |name: &str, default: Option<usize>| match given(name).map(|value| (value.trim().parse(), value)) {
             Some((Ok(number), _)) => number,
@@ -77,10 +95,8 @@ impl Place {
         let Some((host, port)) = host.zip(port).filter(|_| wrong.is_empty()) else {
             return Err(RankError::Variables(wrong));
         };
-        let attempts =
-            ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"];
-        let attempt = attempts.iter().filter_map(|name| given(name)).collect::<Vec<_>>().join("-");
         let store_exists = given("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let attempt = attempt(&variable);
         Ok(Some(Place { rank: rank_number, size: size_number, local_rank, host, port, store_exists, attempt }))
     }
 
@@ -140,6 +156,16 @@ mod tests {
         }
         let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "1")];
         assert_eq!(place(&mpi).unwrap().unwrap().host, "127.0.0.1");
+    }
+
+    #[test]
+    fn a_step_of_slurm_has_as_many_ranks_as_it_has_tasks_and_an_interactive_shell_is_no_step() {
+        let job = [("SLURM_JOB_ID", "7"), ("SLURM_NTASKS", "8"), ("SLURM_JOB_NODELIST", "a"), ("SLURM_PROCID", "0")];
+        let size = |own: &[(&str, &str)]| place(&[&job[..], own].concat()).unwrap().map_or(1, |place| place.size);
+        assert_eq!(size(&[("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "2")]), 2);
+        assert_eq!(size(&[("SLURM_STEP_ID", "0")]), 8);
+        assert_eq!(size(&[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "1")]), 1);
+        assert_eq!(size(&[("SLURM_STEP_ID", "4294967290"), ("SLURM_STEP_NUM_TASKS", "2")]), 1);
     }
 
     #[test]

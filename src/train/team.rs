@@ -5,7 +5,7 @@
 //! summed, so that an error on one rank is the same error on all.
 
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::MutexGuard;
@@ -64,12 +64,40 @@ pub(super) enum Command<'a> {
 struct Setup {
     /// Its `config.json`.
     config: String,
+    /// Longest sequence, which `config.json` does not have with LongRoPE, and which decides how that rotates.
+    max_positions: usize,
     dtype: String,
     /// Rank, alpha, projections and the rank of experts' gate and up of its adapters.
     adapters: Option<(usize, f64, Vec<String>, usize)>,
     shard: String,
     /// Form of each of its tensors that is in 4 bits, if any is.
     forms: Option<Vec<Option<Form>>>,
+}
+
+/// Source of the other ranks' model, in errors.
+const SOURCE: &str = "the model of rank 0";
+
+impl Setup {
+    fn of(model: &ModelConfig, weights: &Weights, shard: Shard) -> Self {
+        let adapters = weights.adapter.as_ref().map(|adapter| &adapter.lora);
+        let targets = |lora: &Lora| lora.targets().iter().map(|target| (*target).to_owned()).collect();
+        Setup {
+            config: serde_json::Value::Object(model.to_json()).to_string(),
+            max_positions: model.max_positions,
+            dtype: dtype_of(&weights.flat).name().to_owned(),
+            adapters: adapters.map(|lora| (lora.rank, lora.alpha, targets(lora), lora.gate_up_rank())),
+            shard: shard.word().to_owned(),
+            forms: weights.forms(),
+        }
+    }
+
+    /// The model as rank 0 computes it, without what only rank 0 writes.
+    fn model(&self) -> Result<ModelConfig, TrainError> {
+        let path = Path::new(SOURCE);
+        let config = serde_json::from_str(&self.config).map_err(|error| TrainError::malformed(path, error))?;
+        let config = ModelConfig::from_json(path, &config).map_err(TrainError::of_model(path))?;
+        Ok(ModelConfig { max_positions: self.max_positions, ..config })
+    }
 }
 
 /// This rank's end of the ranks of one trainer.
@@ -85,16 +113,7 @@ impl Team {
         let TrainerRanks { member, name, shard } = ranks;
         let mesh = member.lead(name).map_err(|error| TrainError::Ranks(error.to_string()))?;
         let mut team = Team { mesh, member, shard };
-        let adapters = weights.adapter.as_ref().map(|adapter| &adapter.lora);
-        let targets = |lora: &Lora| lora.targets().iter().map(|target| (*target).to_owned()).collect();
-        let setup = Setup {
-            config: serde_json::Value::Object(model.to_json()).to_string(),
-            dtype: dtype_of(&weights.flat).name().to_owned(),
-            adapters: adapters.map(|lora| (lora.rank, lora.alpha, targets(lora), lora.gate_up_rank())),
-            shard: shard.word().to_owned(),
-            forms: weights.forms(),
-        };
-        team.tell(&setup)?;
+        team.tell(&Setup::of(model, weights, shard))?;
         Ok(team)
     }
 
@@ -103,12 +122,10 @@ impl Team {
     pub fn follow(member: &Arc<Member>, number: u64, device: Device) -> Result<(Self, ModelConfig, Weights), TrainError> {
         let mesh = member.group(number).map_err(|error| TrainError::Ranks(error.to_string()))?;
         let mut team = Team { mesh, member: member.clone(), shard: Shard::default() };
-        let Setup { config, dtype, adapters, shard, forms } = team.told()?;
+        let setup: Setup = team.told()?;
+        let model = setup.model()?;
+        let Setup { dtype, adapters, shard, forms, .. } = setup;
         team.shard = Shard::ALL.iter().copied().find(|choice| choice.word() == shard).unwrap_or_default();
-        let path = std::path::Path::new("the model of rank 0");
-        let failed = TrainError::of_model;
-        let config = serde_json::from_str(&config).map_err(|error| TrainError::malformed(path, error))?;
-        let model = ModelConfig::from_json(path, &config).map_err(failed(path))?;
         let kind = Dtype::named(&dtype).unwrap_or_default().kind();
         let layout = Arc::new(Layout::new(&model));
         let held = if team.shard == Shard::Parameters { 0 } else { layout.total() };
@@ -117,11 +134,8 @@ impl Team {
             None => Weights::new(layout, Tensor::empty([held as i64], (kind, device))),
         };
         if let Some((rank, alpha, targets, gate_up_rank)) = adapters {
-            weights = weights.adapted(
-                &model,
-                Lora::new(rank, alpha, &targets).map_err(failed(path))?.with_gate_up_rank(gate_up_rank),
-                0,
-            );
+            let lora = Lora::new(rank, alpha, &targets).map_err(TrainError::of_model(Path::new(SOURCE)))?;
+            weights = weights.adapted(&model, lora.with_gate_up_rank(gate_up_rank), 0);
         }
         Ok((team, model, weights))
     }
@@ -244,4 +258,30 @@ fn dtype_of(flat: &Tensor) -> Dtype {
 pub(super) fn key_of(batch: &TrainBatch) -> Result<Option<AlgorithmKey>, TrainError> {
     let Some(algorithm) = &batch.algorithm else { return Ok(None) };
     algorithm.key.map(Some).ok_or_else(|| TrainError::NoKey(algorithm.loss.name().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+
+    #[test]
+    fn every_rank_computes_with_the_configuration_of_rank_0_also_beyond_the_context_of_pre_training() {
+        let mut rotates_long = 0;
+        for entry in std::fs::read_dir("tests/golden/models").unwrap() {
+            let folder = entry.unwrap().path();
+            if !folder.is_dir() {
+                continue;
+            }
+            let config = ModelConfig::from_dir(&folder).unwrap();
+            let longest = config.contexts().map(|(_, longest)| longest);
+            // Rank 0 alone writes the keys that have no effect on the computation.
+            let config = ModelConfig { other: Map::new(), generation: Map::new(), ..config.within(longest).unwrap() };
+            let weights = Weights::new(Arc::new(Layout::new(&config)), Tensor::empty([0], (tch::Kind::Float, Device::Cpu)));
+            assert_eq!(Setup::of(&config, &weights, Shard::default()).model().unwrap(), config, "{}", folder.display());
+            rotates_long += usize::from(config.rotates_long());
+        }
+        assert!(rotates_long > 0, "no folder has LongRoPE");
+    }
 }

@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use rollflow::recipe::{self, Plan, RecipeErrors};
+use rollflow::util::causes::full_message;
 use rollflow::util::{atomic_file, reading};
 
 use super::{End, out, refused};
@@ -216,7 +217,7 @@ impl Settings {
             parsed => parsed,
         }
         .map_err(End::Recipe)?;
-        Job::of(&plan, recipe, sets, settings).map_err(|error| refused(format!("{error:#}")))
+        Job::of(&plan, recipe, sets, settings).map_err(|error| refused(full_message(error.as_ref())))
     }
 }
 
@@ -248,7 +249,7 @@ impl Files {
     ) -> Result<()> {
         let job = self.settings.job(&self.recipe, registry)?;
         let here = std::env::current_dir().context("finding the current folder")?;
-        let text = render(&job, &here).map_err(|error| refused(format!("{error:#}")))?;
+        let text = render(&job, &here).map_err(|error| refused(full_message(error.as_ref())))?;
         let path = self.out.unwrap_or_else(|| PathBuf::from(format!("{}.{ending}", job.name)));
         let start = starter(&job, &path.display().to_string());
         if self.dry_run {
@@ -281,14 +282,12 @@ impl Remote {
         let job = self.settings.job(&self.recipe, registry)?;
         let hosts: Vec<&str> = self.hosts.split(',').collect();
         let address = |name: &str| Host::of(name, &job.settings.ssh)?.address();
-        let tasks = ssh::tasks(&job, &hosts, address).map_err(|error| refused(format!("{error:#}")))?;
+        let tasks = ssh::tasks(&job, &hosts, address).map_err(|error| refused(full_message(error.as_ref())))?;
         if self.dry_run {
             let shown = |Task { name, host, script, .. }: &Task| format!("# {host}:{name}\n{script}\n");
             return out::text(&tasks.iter().map(shown).collect::<String>());
         }
-        for task in &tasks {
-            ssh::start(&job, &Host::of(&task.host, &job.settings.ssh)?, task, out::complain)?;
-        }
+        ssh::start(&job, &tasks, out::complain)?;
         let places = tasks.iter().map(|task| format!("{}:{}\n", task.host, task.name)).collect::<String>();
         out::text(&places)
     }

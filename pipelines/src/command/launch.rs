@@ -1,6 +1,7 @@
 //! `rollflow launch`.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ struct Process {
 impl Launch {
     pub fn run(self, registry: &Registry) -> Result<()> {
         // So that errors of the recipe are printed once, not by each rank.
-        let plan = load(self.run.recipe(), registry)?;
+        let plan = load(&self.run.recipe(), registry)?;
         plan.ranks.mesh(self.ranks as usize)?;
         let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
         let rendezvous = Rendezvous::serve()?;
@@ -75,9 +76,9 @@ impl Launch {
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()).env("WORLD_SIZE", self.ranks.to_string());
         command.env("LOCAL_WORLD_SIZE", self.ranks.to_string());
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
-        command.env("TORCHELASTIC_USE_AGENT_STORE", "True").env_remove("TORCHELASTIC_RUN_ID");
+        command.env("TORCHELASTIC_USE_AGENT_STORE", "True");
         // Ctrl-C reaches this process alone, which passes it on to rank 0.
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        command.process_group(0);
         let mut child = command.spawn()?;
         let (output, errors) = (child.stdout.take(), child.stderr.take());
         let shown = reader(rank, output, |line| drop(out::text(line)))?;
@@ -97,6 +98,12 @@ fn reader(rank: u32, from: Option<impl Read + Send + 'static>, print: impl Fn(&s
     Ok(std::thread::Builder::new().name(format!("output of rank {rank}")).spawn(body)?)
 }
 
+/// Exit code of a process: 128 and the number of the signal if one ended it, as in shells.
+fn code_of(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
 /// Waits until all processes have ended, and returns the exit code of the whole: that of the rank that
 /// failed first, if one failed by itself, and else rank 0's.
 fn watch(processes: &mut [Process], rendezvous: &Rendezvous, interrupts: &Interrupts) -> u8 {
@@ -109,13 +116,13 @@ fn watch(processes: &mut [Process], rendezvous: &Rendezvous, interrupts: &Interr
             let Ok(Some(status)) = process.child.try_wait() else { continue };
             process.ended = Some(status);
             until.get_or_insert_with(|| Instant::now() + GOODBYE);
-            let failed = (!status.success()).then(|| u8::try_from(status.code().unwrap_or(1)).unwrap_or(1));
+            let failed = (!status.success()).then(|| code_of(status));
+            let killed = status.signal().map(|_| format!("rank {at} ended: {status}"));
+            killed.iter().for_each(|reason| out::complain(reason));
             // The others end by rank 0's word, unless it could not say any.
             if code.is_none_or(|code| code == End::BY_ANOTHER) && (failed.is_some() || at == 0) {
                 code = Some(failed.unwrap_or(0));
-                if status.code().is_none() {
-                    rendezvous.end(&format!("rank {at} ended: {status}"));
-                }
+                killed.iter().for_each(|reason| rendezvous.end(reason));
             }
         }
         if processes.iter().all(|process| process.ended.is_some()) {

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
@@ -46,9 +46,15 @@ pub struct Run {
 }
 
 impl Run {
-    /// The recipe and what overrides it.
-    pub fn recipe(&self) -> &RecipeArgs {
-        &self.recipe
+    /// The run that is resumed, if --out holds one.
+    fn resumed(&self) -> Option<&Path> {
+        self.out.as_deref().filter(|out| self.resume && out.join(RECIPE).exists())
+    }
+
+    /// The recipe that takes effect, with its overrides: that of the run that is resumed, if there is one.
+    pub fn recipe(&self) -> RecipeArgs {
+        let recipe = self.resumed().map_or_else(|| self.recipe.recipe.clone(), |run| run.join(RECIPE));
+        RecipeArgs { recipe, sets: self.recipe.sets.clone() }
     }
 
     /// These arguments, for another process.
@@ -65,11 +71,11 @@ impl Run {
     }
 
     pub fn run(self, registry: &Registry) -> Result<()> {
+        let resumed = self.resumed().map(Path::to_owned);
         let Run { mut recipe, out, resume, metrics, page } = self;
-        if let Some(run) = out.as_ref().filter(|out| resume && out.join(RECIPE).exists()) {
+        if let Some(run) = resumed {
             out::complain(&format!("resuming {} under its own {RECIPE}; {} is not read", run.display(), recipe.recipe.display()));
-            return Resume { run: run.clone(), out: None, ca_file: None, sets: recipe.sets, metrics, page }
-                .until(registry, Drained::Again);
+            return Resume { run, out: None, ca_file: None, sets: recipe.sets, metrics, page }.until(registry, Drained::Again);
         }
         recipe.sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
         recipe.sets.extend(page.map(|address| format!("observe.page={address:?}")));

@@ -122,6 +122,10 @@ fn trainer(job: &Job) -> Result<Value> {
         ]},
         "template": {"metadata": {"labels": labels(job, &job.name), "annotations": scraped}, "spec": pod},
     });
+    if of.ranks > 1 {
+        // Otherwise a pod of another rank that is evicted at the end starts again and waits for rank 0.
+        spec["successPolicy"] = json!({"rules": [{"succeededIndexes": "0"}]});
+    }
     if let Some(hours) = of.hours {
         spec["activeDeadlineSeconds"] = json!((hours * 3600.0).ceil() as u64);
     }
@@ -159,8 +163,8 @@ fn policy(job: &Job) -> Value {
 }
 
 fn container(job: &Job, name: &str, image: &str, words: &[String], needs: Needs, mut env: Vec<Value>) -> Value {
-    // `$(NAME)` is a variable to Kubernetes, `$$(NAME)` is not.
-    let literal = |text: &str| text.replace("$(", "$$(");
+    // Kubernetes fills in `$(NAME)`; `$$` is a dollar.
+    let literal = |text: &str| text.replace('$', "$$");
     env.extend([("HOME", "/tmp"), ("USER", "rollflow")].map(|(name, value)| json!({"name": name, "value": value})));
     env.extend(job.env().map(|(name, value)| json!({"name": name, "value": literal(value)})));
     let secret = &job.settings.kubernetes.secret;

@@ -28,6 +28,7 @@ pub fn among_ranks(plan: &Plan, registry: &Registry, lead: impl FnOnce(&Registry
     // The run's own console comes later, and on rank 0 alone.
     let member = tracing::subscriber::with_default(Console::quiet(), join);
     let member = member.map_err(|error| match error {
+        RankError::Ended(_) => End::ByAnother(error.to_string()).into(),
         // Rank 0 ends with the code of the failure, or has not started.
         RankError::Apart(_) | RankError::NoStore(..) if rank > 0 => End::ByAnother(error.to_string()).into(),
         _ => anyhow::Error::from(error),

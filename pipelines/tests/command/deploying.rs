@@ -40,7 +40,7 @@ fn a_hostile_override_reaches_the_run_as_it_was_given_on_every_platform() {
     let kubernetes = documents(&dry("kubernetes", &[HOSTILE, "deploy.name=\"x\""]));
     let job = kubernetes.iter().find(|object| object["kind"] == "Job").unwrap();
     let words = &job["spec"]["template"]["spec"]["containers"][0]["command"];
-    assert_eq!(set_of(words), HOSTILE.replace("$(", "$$("), "Kubernetes reads $$( as $(");
+    assert_eq!(set_of(words), HOSTILE.replace('$', "$$"), "Kubernetes reads $$ as $");
     let compose = documents(&dry("compose", &[HOSTILE, "deploy.name=\"x\""]));
     assert_eq!(set_of(&compose[0]["services"]["trainer-0"]["entrypoint"]), HOSTILE.replace('$', "$$"), "compose reads $$ as $");
 
@@ -151,6 +151,8 @@ fn ranks_and_engines_find_each_other_on_every_platform() {
         &serde_json::json!([69, 75, 143]),
         "in order, as Kubernetes requires: a failure is counted once, by the rank that failed"
     );
+    let first = serde_json::json!({"rules": [{"succeededIndexes": "0"}]});
+    assert_eq!(job["successPolicy"], first, "other ranks may be evicted after rank 0 has succeeded");
     let pod = &job["template"]["spec"];
     let env = pod["containers"][0]["env"].to_string();
     for part in ["big-0.big", "job-completion-index", "http://big-engine-1.big-engine:8400"] {
@@ -314,5 +316,35 @@ fn a_run_by_ssh_that_starts_again_keeps_its_engines() {
     }
     assert!(!again.err.contains("started b:") && !started.is_empty(), "{}", again.err);
     assert_eq!(read(&engine), started, "the same process");
+    let log = read(&runs.join("grpo-addition/log"));
+    assert_eq!(log.lines().filter(|line| *line == "rollflow deploy: started").count(), 2, "a line for each start: {log}");
     stopped.ok();
+}
+
+/// With an `ssh` that runs its commands on this machine, unless a file in its folder makes host b fail.
+#[test]
+fn ranks_start_once_all_hosts_are_prepared_and_those_that_wait_for_another_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let ssh = "for last; do :; done\ncase \" $* \" in\n*' -G '*) echo \"hostname $last\"; exit ;;\n\
+               *' -- b '*'setsid ./start'*) [ ! -e stuck ] || exit 1 ;;\n*' -- b '*) [ ! -e away ] || exit 255 ;;\nesac\n\
+               mkdir -p home\nHOME=$PWD/home exec sh -c \"$last\"";
+    let path = programs(folder.path(), &[("ssh", ssh), ("train", "exit 0")]);
+    let program = format!("deploy.program={:?}", folder.path().join("train"));
+    let shared = format!("deploy.runs={:?}", folder.path().join("shared"));
+    let sets = ["deploy.ranks=2", &program, &shared];
+    let deploy = || rollflow_with(&with_sets(&["deploy", "ssh", "a,b", RECIPE], &sets), &[("PATH", &path)]);
+    let log = folder.path().join("home/.rollflow/runs/grpo-addition/log");
+
+    fs::write(folder.path().join("away"), "").unwrap();
+    let refused = deploy();
+    assert!(refused.code == Some(1) && refused.err.contains("could not reach b"), "{refused:?}");
+    assert!(!refused.err.contains("started a:") && !log.exists(), "rank 0 is not started: {refused:?}");
+
+    fs::rename(folder.path().join("away"), folder.path().join("stuck")).unwrap();
+    let failed = deploy();
+    assert_eq!(failed.code, Some(1), "{failed:?}");
+    for part in ["b:grpo-addition-rank-1 did not start", "\n  rollflow deploy stop a:grpo-addition\n"] {
+        assert!(failed.err.contains(part), "{part:?} is missing: {}", failed.err);
+    }
+    assert!(log.exists(), "rank 0 was started");
 }

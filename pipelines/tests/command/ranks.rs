@@ -2,14 +2,19 @@
 
 use std::path::Path;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::crashes::{lines, nothing_lost, same_bytes};
-use crate::running::{GRPO, Running, rollflow, rollflow_with, rows, run_args};
+use crate::running::{GRPO, Running, finished, read, rollflow, rollflow_with, rows, run_args};
 
 /// `launch --ranks RANKS RECIPE --out OUT` with the tiny values and `sets` after them.
 fn launch_args<'a>(ranks: &'a str, out: &'a Path, sets: &'a [&'a str]) -> Vec<&'a str> {
     ["launch", "--ranks", ranks].into_iter().chain(run_args(GRPO, out, sets).into_iter().skip(1)).collect()
+}
+
+fn signal(process: u32, signal: Signal) {
+    kill_process(Pid::from_raw(process as i32).unwrap(), signal).unwrap();
 }
 
 /// The steps of a run: loss, gradient norm, reward.
@@ -71,14 +76,13 @@ fn c1_whichever_rank_is_killed_all_end_with_its_name_and_fewer_ranks_go_on_witho
         running.until("three steps are taken", |_| lines(&run) >= before + 3);
         let ranks = running.children();
         assert_eq!(ranks.len(), 3, "{ranks:?}");
-        let id = rustix::process::Pid::from_raw(ranks[victim] as i32).unwrap();
-        rustix::process::kill_process(id, rustix::process::Signal::KILL).unwrap();
+        signal(ranks[victim], Signal::KILL);
         let ended = format!("rank {victim} ended: signal: 9");
         // Both others say it.
         for _ in 0..2 {
             running.line(|line| (line.contains("] error: ") && line.contains(&ended)).then_some(()));
         }
-        assert_eq!(running.end(), Some(1));
+        assert_eq!(running.end(), Some(137));
         assert!(ranks.iter().all(|id| !Path::new(&format!("/proc/{id}")).exists()), "a rank is left: {ranks:?}");
     }
     rollflow(&args("2", "ranks.shard=\"parameters\"")).ok();
@@ -115,14 +119,44 @@ fn f5_a_sigterm_of_the_launcher_and_of_its_ranks_counts_once() {
     assert_eq!(ranks.len(), 2, "{ranks:?}");
     running.terminate();
     for rank in ranks {
-        let id = rustix::process::Pid::from_raw(rank as i32).unwrap();
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+        signal(rank, Signal::TERM);
     }
     running.line(|line| {
         assert!(!line.contains("interrupted again"), "{line}");
         line.contains("[rank 0] report: ").then_some(())
     });
     assert_eq!(running.end(), Some(75));
+}
+
+/// In a job of Slurm, whose variables are part of the keys in the ranks' store.
+#[test]
+fn a_sigterm_of_the_launcher_before_the_ranks_have_met_ends_all_with_the_reason_and_code_143() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = [("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0"), ("TORCHELASTIC_RESTART_COUNT", "1")];
+    let mut running = Running::start_with(&launch_args("2", &folder.path().join("run"), &[]), &job);
+    let mut second = None;
+    running.until("rank 1 is started", |running| {
+        let is_second = |id: &u32| read(Path::new(&format!("/proc/{id}/environ"))).contains("\0RANK=1\0");
+        second = running.children().into_iter().find(is_second);
+        second.is_some()
+    });
+    // Rank 0 waits for it.
+    signal(second.unwrap(), Signal::STOP);
+    running.terminate();
+    running.line(|line| (line == "rank 0 ended: signal: 15 (SIGTERM)").then_some(()));
+    signal(second.unwrap(), Signal::CONT);
+    running.line(|line| (line == "[rank 1] error: rank 0 ended: signal: 15 (SIGTERM)").then_some(()));
+    assert_eq!(running.end(), Some(143));
+}
+
+#[test]
+fn a_launch_that_resumes_a_run_reads_the_recipe_of_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    finished(&run, &[]);
+    let args = ["launch", "--ranks", "2", "gone.toml", "--out", run.to_str().unwrap(), "--resume"];
+    let ended = rollflow(&args).ok();
+    assert!(ended.out.contains("is complete: it has taken all of its 3 steps"), "{}", ended.out);
 }
 
 /// Ranks 0 and 1 of a run, as processes without a launcher.

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rollflow::util::{atomic_file, untrusted};
 
 use super::host::Host;
+use super::start::STARTED;
 
 /// A process on a host.
 pub struct Place<'a> {
@@ -70,11 +71,7 @@ impl<'a> Place<'a> {
     /// Prints the log's end and what follows, with the metrics' port forwarded, until the process ends.
     /// Returns its exit code. `say` gets the address of the metrics.
     pub fn attach(&self, say: impl Fn(&str)) -> Result<u8> {
-        let find = "tries=0\nwhile :; do\n  \
-                      port=$(sed -n 's|^.*metrics: http://127\\.0\\.0\\.1:\\([0-9]*\\)/metrics.*$|\\1|p' log | tail -n 1)\n  \
-                      if [ -n \"$port\" ] || [ $tries -ge 100 ] || ! runs; then break; fi\n  \
-                      sleep 0.1; tries=$((tries + 1))\ndone\necho \"$port\"";
-        let port = self.host.ask(&self.script(find), "")?.trim().parse::<u16>().ok();
+        let port = self.host.ask(&self.script(&find_port()), "")?.trim().parse::<u16>().ok();
         let forward = port.map(forward_to).transpose()?;
         let mut options = vec!["-o", "ExitOnForwardFailure=yes"];
         if let Some((local, rule)) = &forward {
@@ -124,9 +121,42 @@ impl<'a> Place<'a> {
     }
 }
 
+/// Script that prints the port of the metrics of the process that was started last, or an empty line.
+fn find_port() -> String {
+    let metrics = r"^.*metrics: http://127\.0\.0\.1:\([0-9]*\)/metrics.*$";
+    // A start prints an empty line, so that the port of a process before it is not the last line.
+    format!(
+        "tries=0\nwhile :; do\n  port=$(sed -n 's|^{STARTED}$||p; s|{metrics}|\\1|p' log | tail -n 1)\n  \
+         if [ -n \"$port\" ] || [ $tries -ge 100 ] || ! runs; then break; fi\n  \
+         sleep 0.1; tries=$((tries + 1))\ndone\necho \"$port\""
+    )
+}
+
 /// A free port here, and ssh's rule that forwards it to `port` there.
 fn forward_to(port: u16) -> Result<(u16, String)> {
     let own = TcpListener::bind(("127.0.0.1", port)).or_else(|_| TcpListener::bind(("127.0.0.1", 0)));
     let local = own.and_then(|listener| listener.local_addr()).context("finding a free port")?.port();
     Ok((local, format!("127.0.0.1:{local}:127.0.0.1:{port}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_port_of_the_metrics_is_that_of_the_process_that_was_started_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = |log: &[&str]| {
+            std::fs::write(folder.path().join("log"), log.join("\n")).unwrap();
+            let script = format!("runs() {{ false; }}\n{}", find_port());
+            let output = Command::new("sh").args(["-c", &script]).current_dir(folder.path()).output().unwrap();
+            String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        };
+        let [first, second] = ["metrics: http://127.0.0.1:1111/metrics", "2 metrics: http://127.0.0.1:2222/metrics"];
+        assert_eq!(found(&[STARTED, first, "step 1"]), "1111");
+        assert_eq!(found(&[STARTED, first, "step 1", STARTED, "loading"]), "");
+        assert_eq!(found(&[STARTED, first, "step 1", STARTED, "loading", second]), "2222");
+    }
 }

@@ -5,11 +5,15 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rollflow::util::causes::full_message;
 
 use super::super::job::{Job, URLS, command, inside, shell};
 use super::bundle::Bundle;
 use super::host::Host;
+
+/// Line that each start of a process appends to its log.
+pub const STARTED: &str = "rollflow deploy: started";
 
 /// One process on one host.
 pub struct Task {
@@ -86,6 +90,7 @@ fn script(job: &Job, words: &[String], env: &[(&str, String)], run: Option<&Path
     let mut text = "#!/bin/sh\n# Written by `rollflow deploy ssh`.\ncd -- \"$(dirname -- \"$0\")\" || exit 1\n\
                     exec 9> lock\nflock -n 9 || exit 1\n"
         .to_owned();
+    text += &format!("echo '{STARTED}'\n");
     if let Some(run) = run.filter(|run| run.is_absolute()) {
         text += &format!("ln -sfn -- {} run\n", shell([run.to_str().context("deploy.runs is not UTF-8")?])?);
     }
@@ -110,12 +115,40 @@ fn secrets(job: &Job) -> Result<String> {
     each.collect()
 }
 
-/// Copies what `host` lacks, and starts `task` there. An engine that runs already is kept.
+/// Copies what the hosts lack, and then starts `tasks` there. An engine that runs already is kept.
 ///
 /// # Errors
-/// A rank that runs already, a host that cannot be reached or lacks tools, and files that cannot be sent.
-pub fn start(job: &Job, host: &Host<'_>, task: &Task, say: impl Fn(&str)) -> Result<()> {
-    let (name, secrets) = (&task.name, secrets(job)?);
+/// A rank that runs already, a host that cannot be reached or lacks tools, and files that cannot be sent:
+/// then nothing was started. If a process does not start, the error has the commands that stop the ranks
+/// that were started before it.
+pub fn start(job: &Job, tasks: &[Task], say: impl Fn(&str)) -> Result<()> {
+    let (secrets, mut prepared) = (secrets(job)?, Vec::new());
+    for task in tasks {
+        let host = Host::of(&task.host, &job.settings.ssh)?;
+        if prepare(job, &host, task, &say)? {
+            prepared.push((host, task));
+        }
+    }
+    for (at, (host, task)) in prepared.iter().enumerate() {
+        launch(host, task, &secrets).map_err(|error| {
+            let ranks = prepared[..at].iter().filter(|(_, task)| !task.is_engine);
+            let stops =
+                ranks.map(|(host, task)| format!("\n  rollflow deploy stop {}:{}", host.name, task.name)).collect::<String>();
+            match stops.is_empty() {
+                true => error,
+                false => {
+                    anyhow!("{}\nranks that this command started wait for it; stop them:{stops}", full_message(error.as_ref()))
+                }
+            }
+        })?;
+        say(&format!("started {}:{}", host.name, task.name));
+    }
+    Ok(())
+}
+
+/// Copies what `host` lacks for `task`. Returns false if the task is an engine that runs already.
+fn prepare(job: &Job, host: &Host<'_>, task: &Task, say: impl Fn(&str)) -> Result<bool> {
+    let name = &task.name;
     let lacking = "for tool in tar sha256sum setsid flock tail mktemp; do command -v $tool > /dev/null || echo $tool; done\n";
     let state = host.ask(
         &format!("{lacking}uname -sm >&2\nif [ -e runs/{name}/lock ] && ! flock -n runs/{name}/lock true; then echo runs; fi"),
@@ -128,7 +161,7 @@ pub fn start(job: &Job, host: &Host<'_>, task: &Task, say: impl Fn(&str)) -> Res
                 "{0}:{name} runs already and is kept; to replace it, first: rollflow deploy stop {0}:{name}",
                 host.name
             ));
-            return Ok(());
+            return Ok(false);
         }
         ["runs"] => bail!(
             "{name} runs on {0} already; look at it: rollflow deploy status {0}:{name}, or stop it: rollflow deploy stop {0}:{name}",
@@ -159,12 +192,16 @@ pub fn start(job: &Job, host: &Host<'_>, task: &Task, say: impl Fn(&str)) -> Res
     let write =
         format!("cat > runs/{name}/start.new && chmod 700 runs/{name}/start.new && mv runs/{name}/start.new runs/{name}/start");
     host.ask(&write, &task.script)?;
+    Ok(true)
+}
+
+/// Starts `task` on `host`, which has its files.
+fn launch(host: &Host<'_>, Task { name, .. }: &Task, secrets: &str) -> Result<()> {
     let launch = format!(
         "cd runs/{name} || exit 1\neval \"$(cat)\"\nrm -f pid exit\nsetsid ./start < /dev/null >> log 2>&1 &\n\
          tries=0\nwhile [ ! -s pid ] && [ ! -s exit ] && [ $tries -lt 200 ]; do sleep 0.1; tries=$((tries + 1)); done\n\
          [ -s pid ] || [ -s exit ] || {{ echo 'it did not start' >&2; tail -n 5 log >&2; exit 1; }}"
     );
-    host.ask(&launch, &secrets)?;
-    say(&format!("started {}:{name}", host.name));
-    Ok(())
+    let failed = || format!("{}:{name} did not start", host.name);
+    host.ask(&launch, secrets).map(drop).with_context(failed)
 }
