@@ -22,6 +22,7 @@ use crate::assemble::steps::Mixture;
 use crate::assemble::supervised::Imitation;
 use crate::assemble::{data, environments, evaluation, rollout, trainers};
 use crate::registry::Registry;
+use crate::run::resume::ResumePoint;
 
 /// A stage that passes on trained steps.
 pub type StepStage<W> = BoxedStage<Trained<W>, Trained<W>>;
@@ -78,15 +79,17 @@ struct Sampled {
 impl Components<LocalBackend> {
     /// Builds components that generate in this process. `start` is the policy that the run started from.
     pub fn local(plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy) -> Result<Self> {
-        Components::observed(plan, registry, policy, start, |generator| generator)
+        Components::observed(plan, registry, policy, start, None, |generator| generator)
     }
 
-    /// Builds the components of [`Components::local`] with a generator that `observe` has configured further.
+    /// Builds the components of [`Components::local`] for a run that `from` may resume, with a generator that
+    /// `observe` has configured further.
     pub fn observed(
         plan: &Plan,
         registry: &Registry,
         policy: &Policy,
         start: &Policy,
+        from: Option<&ResumePoint>,
         observe: impl FnOnce(Generator<LocalEngine>) -> Generator<LocalEngine>,
     ) -> Result<Self> {
         let ((publish, published), reader, timeline) = (weights(), Reader::from(policy), Timeline::of(plan)?);
@@ -101,11 +104,18 @@ impl Components<LocalBackend> {
             published,
             timeline,
         };
-        Components::around(sampled, plan, registry, policy, start)
+        Components::around(sampled, plan, registry, policy, start, from)
     }
 
-    /// Builds components that generate and evaluate on servers.
-    pub fn remote(plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy, engines: &Engines) -> Result<Self> {
+    /// Builds components that generate and evaluate on servers, for a run that `from` may resume.
+    pub fn remote(
+        plan: &Plan,
+        registry: &Registry,
+        policy: &Policy,
+        start: &Policy,
+        from: Option<&ResumePoint>,
+        engines: &Engines,
+    ) -> Result<Self> {
         let ((publish, synced), (also, published), reader) = (weights(), weights(), engines.reader(policy));
         let timeline = Timeline::of(plan)?;
         let (mut sync, mut sleep, mut evaluator) = (engines.sync(publish)?.also(also), engines.sleep(), None);
@@ -124,16 +134,23 @@ impl Components<LocalBackend> {
             published,
             timeline,
         };
-        Components::around(sampled, plan, registry, policy, start)
+        Components::around(sampled, plan, registry, policy, start, from)
     }
 
     /// Adds the components that run in this process wherever completions come from.
-    fn around(of: Sampled, plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy) -> Result<Self> {
+    fn around(
+        of: Sampled,
+        plan: &Plan,
+        registry: &Registry,
+        policy: &Policy,
+        start: &Policy,
+        from: Option<&ResumePoint>,
+    ) -> Result<Self> {
         let (Plan { model, generate, reward, .. }, training) = (plan, Training::of(plan));
         let mix = plan.mix.as_ref().zip(plan.sft.as_ref());
         let mixture = mix.map(|(mix, sft)| Mixture::of(mix, Imitation::of(plan, sft), policy)).transpose()?;
         Ok(Components {
-            prompts: data::training_prompts(plan, &of.reader)?,
+            prompts: data::training_prompts(plan, &of.reader, from)?,
             generator: of.generator,
             reward: Scoring::of(reward, model, &plan.net, generate.max_new_tokens, registry)?,
             scorers: Scorers::of(plan, start, Some(&of.published))?,

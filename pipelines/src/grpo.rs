@@ -44,7 +44,7 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     let start = if begins && frozen { references::start(&policy, run.path(), from.is_some())? } else { policy.clone() };
     if !plan.engine.is_remote() {
         let observe = |generator| run.profiler().observes(generator);
-        let components = Components::observed(plan, registry, &policy, &start, observe)?;
+        let components = Components::observed(plan, registry, &policy, &start, from, observe)?;
         return reinforce(plan, components, run, &policy, from, &interrupts);
     }
     // Dropping the engines ends the servers that were started, however the run ends.
@@ -52,7 +52,8 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     let Some(engines) = Engines::begin(Serving::of(plan)?, &policy, &run.path().join("engine"), startup)? else {
         return Ok(Report::before(&plan.name));
     };
-    reinforce(plan, Components::remote(plan, registry, &policy, &start, &engines)?, run, &policy, from, &interrupts)
+    let components = Components::remote(plan, registry, &policy, &start, from, &engines)?;
+    reinforce(plan, components, run, &policy, from, &interrupts)
 }
 
 fn reinforce(

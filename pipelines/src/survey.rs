@@ -9,6 +9,7 @@ use rollflow::model::ModelError;
 use rollflow::prelude::*;
 use rollflow::recipe::{Chat, EnvironmentKind, Pipeline, Plan, Problem, Source, TaskData, TrainerBackend};
 use rollflow::train::{RouterReplay, score_pair};
+use rollflow::util::causes::full_message;
 
 use crate::assemble::policy::Reader;
 use crate::assemble::supervised::{self, Imitation};
@@ -43,7 +44,7 @@ pub fn of(plan: &Plan) -> Surveyed {
             let is_of_the_model = error.downcast_ref::<ModelError>().is_some();
             if !is_of_the_model && policy::tokenizer(&plan.model, &Default::default()).is_ok() {
                 let help = "docs/how_to/chat.md says what templates may contain";
-                all.complaints.push(Problem::of("chat", format!("`[chat]`: {error:#}"), help));
+                all.complaints.push(Problem::of("chat", format!("`[chat]`: {}", full_message(error.as_ref())), help));
             }
             None
         }
@@ -93,9 +94,9 @@ pub fn of(plan: &Plan) -> Surveyed {
             // The same records that are trained on, judged above.
             Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill | Pipeline::RewardModel | Pipeline::Dpo
                 if section == "task" => {}
-            Pipeline::RewardModel => drop(all.look_at(section, purpose, task.data.sources(), None, scored(&plan.chat, reader))),
-            Pipeline::Dpo => drop(all.look_at(section, purpose, task.data.sources(), None, preferred(&plan.chat, reader))),
-            _ => drop(all.look_at(section, purpose, task.data.sources(), None, asked(plan, reader, |_| Ok(())))),
+            Pipeline::RewardModel => all.look_at(section, purpose, task.data.sources(), None, scored(&plan.chat, reader)),
+            Pipeline::Dpo => all.look_at(section, purpose, task.data.sources(), None, preferred(&plan.chat, reader)),
+            _ => all.look_at(section, purpose, task.data.sources(), None, asked(plan, reader, |_| Ok(()))),
         }
     }
     all
@@ -113,14 +114,14 @@ fn first<'a, T>(
     }
 }
 
-/// Checks prompts: their length by `fits`, then chat template and tokenizer unless an environment opens the
-/// conversation.
+/// Checks prompts: their reference answer, their length by `fits`, then chat template and tokenizer unless an
+/// environment opens the conversation.
 fn asked<'a>(
     plan: &Plan,
     reader: &'a Option<Reader>,
     fits: impl Fn(&Prompt) -> Result<(), String> + Sync + 'a,
 ) -> impl Fn(&Prompt) -> Judged + Sync + 'a {
-    let (chat, is_opened) = (plan.chat.clone(), plan.environment.is_some());
+    let (chat, is_opened, compares) = (plan.chat.clone(), plan.environment.is_some(), plan.reward.rule.compares());
     let rendered = first(reader, move |prompt: &Prompt, reader| {
         let text = conversations::asked(&chat, prompt.text.clone());
         match reader.tokenizer.encode_prompt(&Prompt { text, ..prompt.clone() }) {
@@ -128,7 +129,7 @@ fn asked<'a>(
             _ => Ok(Ok(())),
         }
     });
-    move |prompt| match fits(prompt) {
+    move |prompt| match data::answered(compares, prompt).and_then(|()| fits(prompt)) {
         Ok(()) => rendered(prompt),
         Err(skip) => Ok(Err(skip)),
     }
@@ -140,7 +141,7 @@ fn prepared<'a>(of: Imitation<'a>, reader: &'a Option<Reader>) -> impl Fn(&Examp
         if of.demonstrates() && of.sft.sources().is_empty() {
             let Example::Pair(pair) = example else { return Ok(Ok(())) };
             let shown = of.demonstrations(std::slice::from_ref(pair), &reader.tokenizer);
-            return shown.map(|_| Ok(())).map_err(|error| format!("{error:#}"));
+            return shown.map(|_| Ok(())).map_err(|error| full_message(error.as_ref()));
         }
         let sft = supervised::bounded(of.sft, reader);
         supervised::judge(of.chat, &sft, example, &reader.tokenizer).map_err(|error| error.to_string())
@@ -165,23 +166,8 @@ fn scored<'a>(chat: &Chat, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -
 impl Surveyed {
     /// Looks at the prompts of `[task]`.
     fn prompts(&mut self, plan: &Plan, reader: &Option<Reader>) {
-        let (answered, fits) = (
-            AtomicUsize::new(0),
-            data::fits(&plan.chat, plan.environment.as_ref(), reader.as_ref(), plan.generate.max_new_tokens),
-        );
-        let judge = asked(plan, reader, fits);
-        let judge = |prompt: &Prompt| {
-            answered.fetch_add(usize::from(prompt.answer().is_some()), Ordering::Relaxed);
-            judge(prompt)
-        };
-        let sources = plan.task.data.sources();
-        let some = !sources.is_empty();
-        let looked = self.look_at::<Prompt>("task", "", sources, Some(plan.batch.groups), judge);
-        if some && looked && answered.into_inner() == 0 && plan.reward.rule.compares() {
-            let message = "the reward compares answers with a ground truth, and no record that was read has one";
-            let help = "name its field, as in columns = { answer = \"target\" }";
-            self.complaints.push(Problem::of("task", message, help));
-        }
+        let fits = data::fits(&plan.chat, plan.environment.as_ref(), reader.as_ref(), plan.generate.max_new_tokens);
+        self.look_at("task", "", plan.task.data.sources(), Some(plan.batch.groups), asked(plan, reader, fits));
     }
 
     /// Loads the Python files of rewards and of the environment, and ends their processes.
@@ -216,7 +202,11 @@ impl Surveyed {
             Ok(lines) => self.lines.extend(lines),
             Err(error) => {
                 let help = "start the server, or see docs/how_to/tinker.md for servers and what they lack";
-                self.complaints.push(Problem::of("trainer.url", format!("`trainer.url`: {error:#}"), help));
+                self.complaints.push(Problem::of(
+                    "trainer.url",
+                    format!("`trainer.url`: {}", full_message(error.as_ref())),
+                    help,
+                ));
             }
         }
     }
@@ -232,7 +222,7 @@ impl Surveyed {
         self.look_at::<Example>(section, purpose, sources, batch, prepared(of, reader));
     }
 
-    /// Looks at the sources of a section. Gives whether all of them could be read.
+    /// Looks at the sources of a section.
     fn look_at<T: Shape>(
         &mut self,
         section: &str,
@@ -240,16 +230,11 @@ impl Surveyed {
         sources: Vec<Source>,
         batch: Option<usize>,
         judge: impl Fn(&T) -> Judged + Sync,
-    ) -> bool {
-        let looked: Vec<bool> = sources
-            .iter()
-            .enumerate()
-            .map(|(at, source)| {
-                let key = if sources.len() == 1 { format!("{section}.data") } else { format!("{section}.sources[{at}].data") };
-                self.look::<T>(&key, purpose, &source.spec(), source.repeat, batch.filter(|_| sources.len() == 1), &judge)
-            })
-            .collect();
-        looked.into_iter().all(|looked| looked)
+    ) {
+        for (at, source) in sources.iter().enumerate() {
+            let key = if sources.len() == 1 { format!("{section}.data") } else { format!("{section}.sources[{at}].data") };
+            self.look::<T>(&key, purpose, &source.spec(), source.repeat, batch.filter(|_| sources.len() == 1), &judge);
+        }
     }
 
     fn look<T: Shape>(
@@ -260,19 +245,17 @@ impl Surveyed {
         repeat: u64,
         batch: Option<usize>,
         judge: impl Fn(&T) -> Judged + Sync,
-    ) -> bool {
+    ) {
         match survey::<T>(spec, judge) {
             Ok(found) => {
                 self.lines.push(described(&format!("{key}{purpose}"), &found, repeat, batch));
                 self.sources.push((key.to_owned(), found));
-                true
             }
             // The recipe's own checks say so.
-            Err(DataError::NotFound(_) | DataError::Layout { .. }) => false,
+            Err(DataError::NotFound(_) | DataError::Layout { .. }) => {}
             Err(error) => {
                 let help = "docs/how_to/data.md says what is read, and how";
                 self.complaints.push(Problem::of(key, format!("`{key}`: {error}"), help));
-                false
             }
         }
     }

@@ -49,7 +49,7 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
         false => Some(Sampling::by_server(plan, reader, &service)),
     };
     let Some(sampling) = sampling else { return Ok(Report::before(&plan.name)) };
-    grpo::train(plan, components(plan, registry, &service, sampling)?, run, from, &interrupts)
+    grpo::train(plan, components(plan, registry, &service, sampling, from)?, run, from, &interrupts)
 }
 
 /// Time for which `rollflow check` waits for a server that does not answer.
@@ -179,6 +179,7 @@ fn components(
     registry: &Registry,
     service: &TinkerService,
     sampling: Sampling,
+    from: Option<&ResumePoint>,
 ) -> Result<Components<TinkerBackend>> {
     let (train, reward) = (&plan.train, &plan.reward);
     let Sampling { reader, generator, sync } = sampling;
@@ -203,7 +204,7 @@ fn components(
     };
     let timeline = Timeline::of(plan)?;
     Ok(Components {
-        prompts: data::training_prompts(plan, &reader)?,
+        prompts: data::training_prompts(plan, &reader, from)?,
         generator: BoxedStage::new(generator_of(plan, &timeline, &reader, generator().weights(synced))?),
         reward: Scoring::of(reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry)?,
         scorers: Scorers::served(plan, &reader)?,

@@ -28,6 +28,7 @@ class Environments:
     """
 
     takes_tokens = False
+    takes_groups = False
 
     def __init__(self, make, functions=(), reward=None):
         self.make, self.functions = make, list(functions)

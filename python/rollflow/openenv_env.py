@@ -19,6 +19,7 @@ class OpenEnv:
     """Answers the questions of docs/reference/protocols.md about one server's environments."""
 
     takes_tokens = False
+    takes_groups = False
     is_async = True
 
     def __init__(self, url, timeout):

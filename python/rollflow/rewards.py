@@ -34,12 +34,14 @@ class Reward:
             if name in ABSENT and name not in knows:
                 raise Refused(f"the reward function takes `{name}`: {ABSENT[name]}")
         self.is_async = is_async(function)
-        self.takes_tokens = "completion_ids" in self.names or (self.takes_all and "completions" in self.names)
+        # It may compare the completions of a group.
+        self.takes_groups = "completions" in self.names
+        self.takes_tokens = "completion_ids" in self.names or (self.takes_all and self.takes_groups)
 
     async def answer(self, question, more=None):
         """Answers one question; the function may take the values of `more` by name, too."""
         try:
-            if "completions" in self.names:
+            if self.takes_groups:
                 return {"rewards": await self.batch(question, more or {})}
             one = self.verl if "solution_str" in self.names else self.plain
             each = (self.each(one(question, sample), more or {}) for sample in question["samples"])

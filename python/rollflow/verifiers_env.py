@@ -19,6 +19,7 @@ class Verifiers:
     """Answers `{"do": "tasks"}` with prompts, and `{"do": "run", "base_url": ...}` with the score of an episode."""
 
     takes_tokens = False
+    takes_groups = False
     is_async = True
 
     def __init__(self, name, config, harness):

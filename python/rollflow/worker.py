@@ -74,7 +74,7 @@ def main(questions):
         server = serving(settings)
     except ERRORS as error:
         return write(answers, {"failed": explain(error)})
-    write(answers, {"ready": {"concurrent": server.is_async, "tokens": server.takes_tokens}})
+    write(answers, {"ready": {"concurrent": server.is_async, "tokens": server.takes_tokens, "groups": server.takes_groups}})
     asyncio.run(answer_all(server, questions, answers))
 
 

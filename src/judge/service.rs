@@ -4,7 +4,8 @@
 //! distinct completion. If it fails, the other completions keep their grades.
 //! Failed, late and malformed responses are retried with backoff, for the samples that still have no
 //! reward. The last retry asks for each sample alone, so that one bad sample costs no other its
-//! reward. Status 429 or 503 means busy: waiting costs no retry and is bounded by `busy_timeout`.
+//! reward. A Python function that takes lists may compare completions: it always gets the whole
+//! group. Status 429 or 503 means busy: waiting costs no retry and is bounded by `busy_timeout`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -116,7 +117,7 @@ impl Service {
     /// without one.
     ///
     /// The last retry asks for each sample alone, and so does any retry after the service rejected
-    /// a request with a final error.
+    /// a request with a final error. A Python function that takes lists gets the whole group again.
     pub async fn score(&self, group: &Group, retries: u32) -> Answers {
         let unasked = group.samples.iter().map(|sample| Err(failure(sample.index, 0, String::new())));
         let mut answers = Answers { samples: unasked.collect(), failed_calls: 0 };
@@ -133,7 +134,7 @@ impl Service {
             }
             // A judge has one request per completion already, or compares all of them.
             let judged = matches!(self.kind, Kind::Judge(..));
-            let alone = !judged && attempt > 1 && (attempt == attempts || rejects);
+            let alone = !judged && !self.takes_groups() && attempt > 1 && (attempt == attempts || rejects);
             let requests = self.requests(group, missing, alone);
             let responses = join_all(requests.iter().map(|places| self.request(group, places))).await;
             for (places, response) in requests.into_iter().zip(responses) {
@@ -159,6 +160,11 @@ impl Service {
         answers
     }
 
+    /// Returns true for a Python function that takes lists.
+    fn takes_groups(&self) -> bool {
+        matches!(&self.kind, Kind::Python(workers) if workers.takes_groups())
+    }
+
     /// Divides samples among requests.
     fn requests(&self, group: &Group, places: Vec<usize>, alone: bool) -> Vec<Vec<usize>> {
         match &self.kind {
@@ -170,6 +176,7 @@ impl Service {
                 }
                 alike.into_values().collect()
             }
+            _ if self.takes_groups() => vec![(0..group.samples.len()).collect()],
             _ if alone => places.into_iter().map(|place| vec![place]).collect(),
             _ => vec![places],
         }

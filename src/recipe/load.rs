@@ -1,6 +1,6 @@
 //! From a file to a plan.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +8,7 @@ use super::chat;
 use super::checks::{placed, problems};
 use super::data::Source;
 use super::defaults::{self, Derived};
+use super::library_names::library_name;
 #[cfg(feature = "torch")]
 use super::memory;
 #[cfg(feature = "torch")]
@@ -119,14 +120,17 @@ fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> V
     let renames = Renames::of::<Plan>();
     let mut root = document::parse::<Plan>(file, text, sets, &renames, defaults::displaced).map_err(RecipeErrors::of)?;
     let derived = defaults::fill(&mut root);
-    let mut findings = Findings::of(sections_with);
+    let mut findings = Findings::of(sections_with, library_name);
     findings.note("", &root.place);
     defaults::steps_or_epochs(&root, &mut findings);
     let mut plan = Plan::read(&root, "", &mut findings).unwrap_or_default();
     timeline::rename_keys(&mut plan, &renames);
     require_and_refuse_sections(&root, &plan, &mut findings);
     findings.errors.extend(secrets::errors(&root));
-    let found = [problems(&plan), further(&plan)].concat();
+    let mut found = [problems(&plan), further(&plan)].concat();
+    // Two sections may read the same file.
+    let mut known = BTreeSet::new();
+    found.retain(|problem| known.insert((problem.key.clone(), problem.message.clone())));
     let later = placed(found, &findings);
     findings.errors.extend(later);
     RecipeErrors::unless_empty(findings.errors)?;

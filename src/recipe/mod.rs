@@ -15,6 +15,7 @@ mod environment;
 mod eval;
 mod fingerprint;
 mod generate;
+mod library_names;
 mod load;
 mod lora;
 #[cfg(feature = "torch")]

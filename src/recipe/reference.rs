@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::eval::Eval;
+use super::library_names::library_name;
 use super::plan::{Pipeline, Plan};
 use crate::settings::keys::{KeyDoc, sentence};
 use crate::settings::renames::Renames;
-use crate::settings::section::Section;
+use crate::settings::section::{Section, is_near};
 
 const OPENING: &str = "\
 # Recipe reference
@@ -86,7 +87,7 @@ pub fn pages() -> BTreeMap<String, String> {
 }
 
 /// Returns all keys, in the order of the sections.
-fn keys() -> Vec<KeyDoc> {
+pub(super) fn keys() -> Vec<KeyDoc> {
     let mut keys = Vec::new();
     Plan::keys().rows("", &mut keys);
     keys
@@ -166,7 +167,7 @@ pub fn schema() -> Value {
 }
 
 /// Returns the page of a key or a section: type, range, default, pipelines, meaning, old name and
-/// related keys. The error of an unknown key names the nearest keys.
+/// related keys. The error of an unknown key names the key of that meaning, or near keys.
 pub fn explain(key: &str) -> Result<String, String> {
     let path = Renames::of::<Plan>().path(&key.trim().replace("reward.part.", "reward.part[]."));
     let keys = keys();
@@ -231,14 +232,18 @@ fn names(keys: &[&KeyDoc]) -> Vec<String> {
 const NEAREST: usize = 3;
 
 fn unknown(path: &str, keys: &[KeyDoc]) -> String {
-    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
-    let distance = |key: &KeyDoc| {
-        let of_name = strsim::damerau_levenshtein(&last(path), &last(&key.path));
-        of_name.min(strsim::damerau_levenshtein(path, &key.path))
-    };
-    let mut near: Vec<&KeyDoc> = keys.iter().collect();
-    near.sort_by_key(|key| (distance(key), strsim::damerau_levenshtein(path, &key.path)));
+    fn last(path: &str) -> &str {
+        path.rsplit('.').next().unwrap_or_default()
+    }
+    let mut near: Vec<&KeyDoc> = keys.iter().filter(|key| is_near(last(path), last(&key.path))).collect();
+    let distance = strsim::damerau_levenshtein;
+    near.sort_by_key(|key| (distance(last(path), last(&key.path)), distance(path, &key.path)));
     let mut near = names(&near);
     near.truncate(NEAREST);
-    format!("`{path}` is not a key of recipes; the nearest are {}", near.join(", "))
+    let help = match library_name(path) {
+        Some(meaning) => meaning,
+        None if near.is_empty() => "`rollflow explain train` lists the keys of [train]".to_owned(),
+        None => format!("the nearest are {}", near.join(", ")),
+    };
+    format!("`{path}` is not a key of recipes; {help}")
 }

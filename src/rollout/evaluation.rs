@@ -67,14 +67,17 @@ pub struct Evaluation<E: TokenEngine> {
 
 impl<E: TokenEngine> Evaluation<E> {
     /// Begins an evaluation of the `engine`'s weights, or resumes one from its judged answers. Prompts
-    /// whose completions are not all judged are sampled again.
+    /// whose completions are not all judged are sampled again. Answers to other prompts are dropped.
     pub fn begin(
         spec: &Arc<EvalSpec>,
         tokenizer: &Arc<Tokenizer>,
         engine: &E,
         version: Version,
-        judged: Vec<JudgedAnswer>,
+        mut judged: Vec<JudgedAnswer>,
     ) -> Self {
+        // Data may have changed since. An environment writes prompts itself.
+        let is_of = |answer: &JudgedAnswer| spec.prompts.get(answer.question).is_some_and(|prompt| prompt.text == answer.prompt);
+        judged.retain(|answer| spec.agent.is_some() || is_of(answer));
         let mut counts: BTreeMap<Question, u32> = BTreeMap::new();
         judged.iter().for_each(|answer| *counts.entry((answer.question, answer.greedy)).or_default() += 1);
         let whole = |question: &Question| counts.get(question).copied() == Some(spec.samples_of(*question));

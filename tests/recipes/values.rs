@@ -266,6 +266,23 @@ fn a_key_has_a_page_with_its_type_default_pipelines_and_relatives() {
     let unknown = "`train.lrr` is not a key of recipes; the nearest are train.lr, critic.lr, sft.lr";
     assert_eq!(explain("train.lrr").unwrap_err(), unknown);
     assert!(explain("train.warmup").unwrap_err().contains("train.schedule.warmup"));
+    let far = explain("train.zzzzzz").unwrap_err();
+    assert!(far.starts_with("`train.zzzzzz` is not a key of recipes") && !far.contains("nearest"), "{far}");
+}
+
+#[test]
+fn the_error_of_a_key_of_trl_or_verl_names_the_key_of_that_meaning() {
+    for (key, value, meaning) in [
+        ("train.beta", "0.1", "`beta` of TRL is `train.kl_loss.beta` or `train.loss.beta`"),
+        ("train.learning_rate", "1e-6", "`learning_rate` of TRL is `train.lr`"),
+        ("train.loss_type", "'dapo'", "`loss_type` of TRL is `train.loss.kind` or `train.loss_aggregation`"),
+        ("generate.num_generations", "8", "`num_generations` of TRL is `generate.group_size`"),
+        ("generate.max_response_length", "8", "`max_response_length` of verl is `generate.max_new_tokens`"),
+    ] {
+        let refused = plan(&format!("{key} = {value}")).unwrap_err().to_string();
+        assert!(refused.contains(&format!("help: {meaning}\n")), "{refused}");
+        assert_eq!(explain(key).unwrap_err(), format!("`{key}` is not a key of recipes; {meaning}"));
+    }
 }
 
 #[test]

@@ -163,7 +163,7 @@ def never(completion): return None
 }
 
 #[test]
-fn an_exception_costs_its_sample_alone_and_shows_its_traceback() {
+fn an_exception_costs_the_samples_of_its_call_and_shows_its_traceback() {
     let source = "
 def helper(text):
     return 1 / (len(text) - 2)
@@ -173,14 +173,30 @@ def plain(completion): return helper(completion)
 def batch(completions): return [helper(text) for text in completions]
 ";
     let file = File::new("my_reward.py", source);
-    for function in ["plain", "batch"] {
+    for (function, expected) in [("plain", [Some(-1.0), Some(-1.0), None]), ("batch", [None; 3])] {
         let (rewards, failures) = file.score(function);
-        assert_eq!(rewards, [Some(-1.0), Some(-1.0), None], "{function}");
-        let [Failure { sample: 2, attempts: 3, text, .. }] = &failures[..] else { panic!("{failures:?}") };
+        assert_eq!(rewards, expected, "{function}");
+        let Some(Failure { sample: 2, attempts: 3, text, .. }) = failures.last() else { panic!("{failures:?}") };
         let path = file.path.display();
         assert!(text.contains(&format!("File \"{path}\", line 3, in helper")), "{text}");
         assert!(text.ends_with("ZeroDivisionError: division by zero") && !text.contains("<rollflow"), "{text}");
     }
+}
+
+#[test]
+fn a_function_of_lists_gets_the_whole_group_in_every_attempt() {
+    let source = "
+calls = []
+
+def best(completions, **kwargs):
+    calls.append(list(completions))
+    if len(calls) < 3:
+        raise ValueError('not yet')
+    assert calls == [['7', '8', '77']] * 3, calls
+    return [float(len(text) == max(map(len, completions))) for text in completions]
+";
+    let (rewards, failures) = File::new("my_reward.py", source).score("best");
+    assert_eq!((rewards, failures), (vec![Some(0.0), Some(0.0), Some(1.0)], vec![]));
 }
 
 #[test]
@@ -199,7 +215,7 @@ def unknown(completion, gold): return 1
         ("text", "returned 'good'; a reward is a number, None, or a dict"),
         ("nan", "returned nan; a reward must be finite"),
         ("large", "1e300"),
-        // A sample that is asked for alone has its one reward.
+        ("too_few", "returned 1 rewards for 3 completions"),
         ("a_number", "returned 1.0; it must return a list with a number for each completion"),
         ("key", "returned {'value': 1}; a dict needs a key `score` or `reward`"),
         ("unknown", "takes `gold`, which is neither known here nor a column of the data; known: answer, completion, "),
@@ -208,7 +224,6 @@ def unknown(completion, gold): return 1
         assert_eq!(rewards, [None; 3], "{function}");
         assert!(failures[0].text.contains(why), "{function}: {}", failures[0].text);
     }
-    assert_eq!(file.score("too_few").0, [Some(1.0); 3], "each is asked for alone after a wrong number of rewards");
 }
 
 #[test]

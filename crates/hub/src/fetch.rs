@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use reqwest::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue, LOCATION};
 use reqwest::{Method, Response, StatusCode};
 use serde::Deserialize;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::download::progress_bar;
 use super::error::io;
 use super::store::{check_path, link, write};
 use super::{Hub, HubError, RepoKind};
-use rollflow_net::{Client, RetryPolicy};
+use rollflow_net::{Client, Fault, Outcome, RemoteError, RetryPolicy};
 
 /// Longest time for a page, and for the next piece of a file.
 pub(super) const STALL: Duration = Duration::from_secs(30);
@@ -36,6 +36,9 @@ pub(super) const RETRY: RetryPolicy = RetryPolicy {
     max_pause: Duration::from_secs(30),
     busy_timeout: Duration::from_secs(600),
 };
+
+/// Attempts to make the first connection.
+const FIRST_ATTEMPTS: u32 = 2;
 
 /// One file of a repository.
 pub(super) struct Remote {
@@ -171,12 +174,7 @@ impl<'a> Fetch<'a> {
     pub(super) async fn ask(&self, method: Method, path: &str, headers: HeaderMap) -> Result<Response, HubError> {
         let mut path = path.to_owned();
         for _ in 0..REDIRECTS {
-            let attempt = || async {
-                let asked = timeout(self.stall, self.client.request(method.clone(), &path, headers.clone(), None)).await;
-                let response = asked.unwrap_or_else(|_| Err(self.client.late(&path, self.stall)))?;
-                self.client.busy_or_failed(&response).map_or(Ok(response), Err)
-            };
-            let response = self.retry.run(path.len() as u64, Instant::now() + WHOLE, attempt).await?;
+            let response = self.answer(&method, &path, &headers).await?;
             if !response.status().is_redirection() {
                 return self.allowed(response);
             }
@@ -186,6 +184,41 @@ impl<'a> Fetch<'a> {
             }
         }
         Err(self.nonsense("too many redirects".to_owned(), &path))
+    }
+
+    /// Sends one request, again after failures. Until the hub has answered once, few connections are tried.
+    async fn answer(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Response, RemoteError> {
+        let contact = &self.hub.contact;
+        if let Some(Err(error)) = contact.get() {
+            return Err(error.clone());
+        }
+        let mut retries = self.retry.begin(path.len() as u64, Instant::now() + WHOLE);
+        let mut attempt = 1;
+        loop {
+            let asked = timeout(self.stall, self.client.request(method.clone(), path, headers.clone(), None)).await;
+            let asked = asked.unwrap_or_else(|_| Err(self.client.late(path, self.stall)));
+            if asked.is_ok() {
+                contact.set(Ok(())).ok();
+            }
+            let error = match asked.and_then(|response| self.client.busy_or_failed(&response).map_or(Ok(response), Err)) {
+                Ok(response) => return Ok(response),
+                Err(error) => error,
+            };
+            let unreached = matches!(error.fault, Fault::Unreachable(_)) && contact.get().is_none();
+            let attempts = if unreached { FIRST_ATTEMPTS } else { self.retry.retries + 1 };
+            let outcome = error.fault.outcome();
+            let pause = retries.after(outcome, Instant::now()).filter(|_| !unreached || attempt < attempts);
+            let Some(pause) = pause else {
+                if unreached {
+                    contact.set(Err(error.clone())).ok();
+                }
+                return Err(error);
+            };
+            // Waiting for a busy hub uses no attempt.
+            attempt += u32::from(outcome == Outcome::Failed);
+            tracing::warn!("waiting for {} (attempt {attempt} of {attempts}): {}", self.client.name(), error.fault);
+            sleep(pause).await;
+        }
     }
 
     /// The answer, unless the hub refuses it. A range beyond the end is for who asked for one.

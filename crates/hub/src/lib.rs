@@ -16,23 +16,28 @@ mod store;
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 pub use cache::{Cache, CachedModel, RepoKind, hub_id, is_word, snapshot};
 pub use error::HubError;
 use fetch::Fetch;
 pub use fetch::shown;
 
-use rollflow_net::{Endpoint, Tasks};
+use rollflow_net::{Endpoint, RemoteError, Tasks};
 
 /// The public hub.
 const PUBLIC: &str = "https://huggingface.co";
 
 /// A hub, the cache that it is fetched into, and what this process may do there.
+///
+/// If no first connection can be made, this value and its clones fail with the same error from then on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hub {
     cache: Cache,
     endpoint: Endpoint,
     offline: bool,
+    /// Set once: the hub has answered, or no first connection could be made.
+    contact: Arc<OnceLock<Result<(), RemoteError>>>,
 }
 
 impl Hub {
@@ -54,12 +59,12 @@ impl Hub {
         let url = variable("HF_ENDPOINT").unwrap_or_else(|| PUBLIC.to_owned());
         let endpoint = Endpoint::new(url);
         let endpoint = token.and_then(|token| endpoint.clone().with_token(&token)).unwrap_or(endpoint);
-        Hub { endpoint, offline: variable("HF_HUB_OFFLINE").is_some_and(yes), cache }
+        Hub { offline: variable("HF_HUB_OFFLINE").is_some_and(yes), ..Hub::at(endpoint, cache) }
     }
 
     /// Hub at `endpoint` with the given cache.
     pub fn at(endpoint: impl Into<Endpoint>, cache: Cache) -> Self {
-        Hub { endpoint: endpoint.into(), cache, offline: false }
+        Hub { endpoint: endpoint.into(), cache, offline: false, contact: Arc::default() }
     }
 
     /// If true, nothing is fetched.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
 use axum::http::header::AUTHORIZATION;
 use rollflow_net::{Endpoint, Server};
@@ -139,6 +141,25 @@ fn what_can_not_be_fetched_says_why_and_what_to_do() {
     let fetched = gated.hub(root.path()).fetch(RepoKind::Dataset, "org/thing", |files| Ok(files.to_vec()));
     let error = fetched.unwrap_err().to_string();
     assert!(error.contains("/datasets/org/thing, then"), "{error}");
+}
+
+#[test]
+fn a_hub_that_can_not_be_reached_is_an_error_after_one_retry_and_is_not_asked_again() {
+    let root = tempfile::tempdir().unwrap();
+    // A port that was free a moment ago.
+    let url = format!("http://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let hub = Hub::at(Endpoint::new(&url), Cache::at(root.path()));
+    let begun = Instant::now();
+    let error = hub.open(Path::new("org/thing")).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("hub {url}: cannot connect")) && error.contains("HF_HUB_OFFLINE=1"), "{error}");
+    // Five retries take 15 seconds or more.
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    let begun = Instant::now();
+    for name in ["org/thing", "org/other", "org/third", "org/fourth"] {
+        assert_eq!(hub.clone().open(Path::new(name)).unwrap_err().to_string(), error);
+    }
+    // A retry takes half a second or more.
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
 }
 
 #[test]

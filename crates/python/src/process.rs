@@ -86,6 +86,8 @@ pub(super) struct Traits {
     pub concurrent: bool,
     /// If true, its function takes the tokens of completions.
     pub takes_tokens: bool,
+    /// If true, its function takes the completions of a group as a list.
+    pub takes_groups: bool,
 }
 
 type Answer = Result<Value, PythonError>;
@@ -143,7 +145,7 @@ impl Command {
             }
             Some(first) => {
                 let is = |key: &str| first["ready"][key].as_bool().unwrap_or_default();
-                process.traits = Traits { concurrent: is("concurrent"), takes_tokens: is("tokens") };
+                process.traits = Traits { concurrent: is("concurrent"), takes_tokens: is("tokens"), takes_groups: is("groups") };
                 tasks.spawn(read(answers, child, shared));
                 Ok(process)
             }

@@ -65,6 +65,11 @@ impl Workers {
         self.0.traits.takes_tokens
     }
 
+    /// Returns true if the reward function takes the completions of a group as a list.
+    pub fn takes_groups(&self) -> bool {
+        self.0.traits.takes_groups
+    }
+
     /// Asks the first process that has room. A process that ended is replaced first. Waits for room
     /// without a limit; `limit` bounds the call. Dropping the future leaves the call to its process.
     pub async fn ask(&self, question: Value, limit: Duration) -> Result<Value, PythonError> {

@@ -14,14 +14,17 @@ pub struct Findings {
     pub errors: Vec<RecipeError>,
     /// Names the sections of the whole document that have a key of this name, for messages about unknown keys.
     sections_with: Option<fn(&str) -> Vec<String>>,
+    /// Names the key that an unknown key at this path is in another library, for the same messages.
+    library_name: Option<fn(&str) -> Option<String>>,
     /// Place of each key that was read.
     places: BTreeMap<String, Place>,
 }
 
 impl Findings {
-    /// Empty, of a document whose sections are looked up by this for messages.
-    pub fn of(sections_with: fn(&str) -> Vec<String>) -> Self {
-        Findings { sections_with: Some(sections_with), ..Findings::default() }
+    /// Empty, of a document in which messages about unknown keys look up names by these functions: sections
+    /// that have a key of a name, and what the key at a path is for another library.
+    pub fn of(sections_with: fn(&str) -> Vec<String>, library_name: fn(&str) -> Option<String>) -> Self {
+        Findings { sections_with: Some(sections_with), library_name: Some(library_name), ..Findings::default() }
     }
 
     /// Adds an error of a key at `place`.
@@ -175,15 +178,18 @@ impl Reader<'_> {
             let known = format!("known keys here: {}", self.known.join(", "));
             let mut elsewhere = self.findings.sections_with.map_or_else(Vec::new, |sections_with| sections_with(key));
             elsewhere.retain(|section| *section != format!("[{}]", self.path));
-            let help = match nearest(key, &self.known) {
+            let path = join(self.path, key);
+            let library_name = self.findings.library_name.and_then(|library_name| library_name(&path));
+            let help = match (library_name, nearest(key, &self.known)) {
                 _ if SHARDING.iter().any(|word| key.contains(word)) => format!(
                     "several processes divide a model by `ranks.shard`; on each device that `train.replica_devices` and `generate.devices` name it is held whole; {known}"
                 ),
-                Some(name) => format!("did you mean `{name}`? {known}"),
-                None if !elsewhere.is_empty() => format!("`{key}` is a key of {}; {known}", elsewhere.join(" and ")),
-                None => known,
+                (Some(meaning), _) => meaning,
+                (None, Some(name)) => format!("did you mean `{name}`? {known}"),
+                (None, None) if !elsewhere.is_empty() => format!("`{key}` is a key of {}; {known}", elsewhere.join(" and ")),
+                (None, None) => known,
             };
-            self.findings.error(&entry.key_place, &join(self.path, key), format!("unknown key `{key}` {within}"), help);
+            self.findings.error(&entry.key_place, &path, format!("unknown key `{key}` {within}"), help);
         }
     }
 }
@@ -208,9 +214,14 @@ pub fn read_word(node: &Node, path: &str, words: &[&'static str], findings: &mut
 
 /// The closest of `names`, if one is close enough to be a slip.
 pub fn nearest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
-    let distance = |other: &str| strsim::damerau_levenshtein(name, other);
-    let slip = |other: &&&str| distance(other) <= 1 + other.len().min(name.len()) / 3 || other.contains(name) && name.len() > 2;
-    names.iter().filter(slip).min_by_key(|other| distance(other)).copied()
+    let near = names.iter().filter(|other| is_near(name, other));
+    near.min_by_key(|other| strsim::damerau_levenshtein(name, other)).copied()
+}
+
+/// Returns true if `name` may be a slip of `other`, or part of it.
+pub fn is_near(name: &str, other: &str) -> bool {
+    let distance = strsim::damerau_levenshtein(name, other);
+    distance <= 1 + other.len().min(name.len()) / 3 || other.contains(name) && name.len() > 2
 }
 
 fn quoted(words: &[&str]) -> String {

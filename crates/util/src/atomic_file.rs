@@ -42,15 +42,9 @@ fn put_file(
     settle: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<()> {
     let prefix = hidden(path, "")?;
-    let mut builder = Builder::new();
-    builder.prefix(&prefix).suffix(".writing");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // As any other new file: the umask decides.
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    let mut temporary = builder.tempfile_in(parent(path))?;
+    // Unlike `tempfile_in`, errors do not name the temporary file, and the umask decides who may read it.
+    let make = |path: &Path| File::options().write(true).create_new(true).open(path);
+    let mut temporary = Builder::new().prefix(&prefix).suffix(".writing").make_in(parent(path), make)?;
     let mut out = BufWriter::new(temporary.as_file_mut());
     fill(&mut out)?;
     out.flush()?;
@@ -220,6 +214,8 @@ mod tests {
             Err(io::Error::other("the disk is full"))
         });
         assert_eq!(failed.unwrap_err().to_string(), "the disk is full");
+        let failed = write(&folder.path().join("absent/file"), "lost").unwrap_err().to_string();
+        assert!(!failed.contains(".writing"), "{failed}");
         assert_eq!((fs::read_to_string(&path).unwrap().as_str(), names(folder.path())), ("two", vec!["file".to_owned()]));
     }
 

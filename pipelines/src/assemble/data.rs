@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rollflow::data::source::{DataSet, DataSpec, Example, Mixed, Shape, refused, too_long};
@@ -17,29 +16,23 @@ use crate::run::resume::ResumePoint;
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
 const DATA: &str = "data.json";
 
-/// Opens the data sets of `[task]`, without prompts that `fits` rejects.
+/// Opens the data sets of `[task]`, without prompts that `fits` or [`answered`] rejects.
 ///
 /// # Errors
-/// Fails if the reward `compares` with a ground truth and no record has one.
+/// Fails if a data set has no other prompts.
 pub fn prompt_dataset(
     task: &Task,
     seed: u64,
     compares: bool,
     fits: impl Fn(&Prompt) -> Result<(), String> + Sync,
 ) -> Result<Mixed<Prompt>> {
-    let (sources, answered) = (specs(&task.data.sources()), AtomicBool::new(false));
-    let note = |prompt: &Prompt| {
-        answered.fetch_or(prompt.answer().is_some(), Ordering::Relaxed);
-        fits(prompt)
-    };
-    let data = Mixed::open_if(&sources, seed, task.shuffle, note)?;
-    ensure!(
-        answered.into_inner() || !compares,
-        "the reward compares answers with a ground truth, and no record of {} has one; name its field, as in \
-         columns = {{ answer = \"target\" }}",
-        sources.iter().map(DataSpec::name).collect::<Vec<_>>().join(", ")
-    );
-    Ok(data)
+    let usable = |prompt: &Prompt| answered(compares, prompt).and_then(|()| fits(prompt));
+    Ok(Mixed::open_if(&specs(&task.data.sources()), seed, task.shuffle, usable)?)
+}
+
+/// The reason to skip a prompt without the reference answer that the reward `compares` with.
+pub fn answered(compares: bool, prompt: &Prompt) -> Result<(), String> {
+    if compares && prompt.answer().is_none() { Err("without a reference answer".to_owned()) } else { Ok(()) }
 }
 
 /// Reads the first few prompts of `[task]`, from as few records of each source.
@@ -180,10 +173,15 @@ fn check(checkpoint: &Path, data: Option<&BufferState>) -> Result<()> {
 }
 
 /// Builds the prompt source of a run: the prompts of `[task]` that fit `reader`, chosen by `[curriculum]`.
-pub fn training_prompts(plan: &Plan, reader: &Reader) -> Result<Prompts> {
+/// A run that `from` resumes keeps prompts without a reference answer if it was begun with them, by an
+/// earlier version or under another reward: its position counts them.
+pub fn training_prompts(plan: &Plan, reader: &Reader, from: Option<&ResumePoint>) -> Result<Prompts> {
     let fits = fits(&plan.chat, plan.environment.as_ref(), Some(reader), plan.generate.max_new_tokens);
+    let open = |compares| prompts(&plan.task, plan.environment.as_ref(), &plan.chat, plan.seed, compares, &fits);
     let compares = plan.reward.rule.compares();
-    let prompts = prompts(&plan.task, plan.environment.as_ref(), &plan.chat, plan.seed, compares, fits)?;
+    let saved = from.and_then(|from| from.trainer.progress.data.as_ref()).filter(|_| compares);
+    let begun = saved.map(|_| open(false)).transpose()?.filter(|all| saved.is_some_and(|saved| all.is_at(saved)));
+    let prompts = begun.map_or_else(|| open(compares), Ok)?;
     Ok(match &plan.curriculum {
         Some(rule) => prompts.curriculum(rule.clone())?,
         None => prompts,

@@ -21,7 +21,7 @@ use crate::registry::Registry;
 /// Evaluation of a model with `positions` positions.
 pub fn eval_spec(of: Evaluation, registry: &Registry, positions: usize) -> Result<EvalSpec> {
     let (eval, Rollouts { task, chat, model, generate, environment, reward, net, seed }) = (of.eval, of.rollouts);
-    let mut prompts = prompts(eval.task.as_ref().unwrap_or(task), environment, seed)?;
+    let mut prompts = prompts(eval.task.as_ref().unwrap_or(task), environment, seed, reward.rule.compares())?;
     prompts.truncate(eval.limit.unwrap_or(usize::MAX));
     for prompt in &mut prompts {
         prompt.text = conversations::asked(chat, std::mem::take(&mut prompt.text));
@@ -46,10 +46,10 @@ pub fn eval_spec(of: Evaluation, registry: &Registry, positions: usize) -> Resul
     })
 }
 
-fn prompts(task: &Task, environment: Option<&Environment>, seed: u64) -> Result<Vec<Prompt>> {
+fn prompts(task: &Task, environment: Option<&Environment>, seed: u64, compares: bool) -> Result<Vec<Prompt>> {
     Ok(match &task.data {
         TaskData::Arithmetic { digits, count } => data::sums(*digits, *count, seed).iter().map(Prompt::from).collect(),
-        TaskData::Data(_) => data::all(&task.data.sources())?,
+        TaskData::Data(_) => data::all_if(&task.data.sources(), |prompt| data::answered(compares, prompt))?,
         TaskData::Environment { limit } => environments::tasks(environment, *limit)?,
         TaskData::Rollouts { .. } => {
             bail!("rollouts that were recorded are answered already; name a task of its own in [eval.task]")

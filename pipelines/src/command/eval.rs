@@ -105,7 +105,7 @@ impl Eval {
             Ok(())
         };
         let evaluation = StandaloneEval { plan: &plan, registry, model: &model, out: &folder };
-        let (rows, count) = match &interrupts {
+        let (rows, judged) = match &interrupts {
             None => {
                 let engine = policy.engine(evaluation.eval().max_num_seqs, plan.seed);
                 evaluation.run(engine, 0, &policy.into(), progress)?
@@ -124,18 +124,16 @@ impl Eval {
             }
         };
         let answers = folder.join(ANSWERS);
-        if self.json {
-            return out::line(&json!({"model": model, "answers": answers, "metrics": rows}).to_string());
+        let count = judged.len();
+        match self.json {
+            true => out::line(&json!({"model": model, "answers": answers, "metrics": rows}).to_string())?,
+            false => out::text(&format!("{}{count} answers: {}\n", table(&rows), answers.display()))?,
         }
-        let interval = |name: &str| {
-            let error = rows
-                .get(&name.replace("_accuracy_ratio", "_accuracy_stderr_ratio"))
-                .filter(|_| name.ends_with("_accuracy_ratio"));
-            error.map_or_else(String::new, |error| format!(" ± {:.4} (95 %)", 1.96 * error))
-        };
-        let shown = rows.iter().filter(|(name, _)| !name.contains("_stderr_"));
-        let table: String = shown.map(|(name, value)| format!("  {name:<28} {value:.4}{}\n", interval(name))).collect();
-        out::text(&format!("{table}{count} answers: {}\n", answers.display()))
+        let first = judged.first().and_then(|first| first.error.as_ref());
+        match first.filter(|_| judged.iter().all(|answer| answer.error.is_some())) {
+            Some(error) => bail!("all {count} completions failed; the first: {error}"),
+            None => Ok(()),
+        }
     }
 
     /// The run's plan under these overrides.
@@ -159,6 +157,17 @@ impl Eval {
         let chat = if own { saved(plan.chat.clone()) } else { plan.chat.clone() };
         Ok((model_folder(model)?, policy_by(&Plan { chat, ..plan.clone() }, model)?))
     }
+}
+
+/// The metrics, one a line, with the confidence intervals of accuracies.
+fn table(rows: &StepMetrics) -> String {
+    let interval = |name: &str| {
+        let error =
+            rows.get(&name.replace("_accuracy_ratio", "_accuracy_stderr_ratio")).filter(|_| name.ends_with("_accuracy_ratio"));
+        error.map_or_else(String::new, |error| format!(" ± {:.4} (95 %)", 1.96 * error))
+    };
+    let shown = rows.iter().filter(|(name, _)| !name.contains("_stderr_"));
+    shown.map(|(name, value)| format!("  {name:<28} {value:.4}{}\n", interval(name))).collect()
 }
 
 /// The keys that `--environment` stands for.
@@ -192,7 +201,7 @@ struct StandaloneEval<'a> {
 }
 
 impl StandaloneEval<'_> {
-    /// Evaluates what `engine` samples; returns the metrics and the number of answers. `progress` gets the
+    /// Evaluates what `engine` samples; returns the metrics and the answers. `progress` gets the
     /// numbers of judged answers and of all answers; its error ends the evaluation.
     fn run<E: TokenEngine>(
         &self,
@@ -200,7 +209,7 @@ impl StandaloneEval<'_> {
         version: Version,
         reader: &Reader,
         mut progress: impl FnMut(usize, usize) -> Result<()>,
-    ) -> Result<(StepMetrics, usize)> {
+    ) -> Result<(StepMetrics, Vec<JudgedAnswer>)> {
         let eval = self.eval();
         let spec = Arc::new(eval_spec(
             crate::assemble::sections::Evaluation::of(self.plan, &eval),
@@ -223,7 +232,7 @@ impl StandaloneEval<'_> {
         }
         let summary = evaluation.summary();
         self.write(&identity, Some(&summary))?;
-        Ok((summary, evaluation.answers().len()))
+        Ok((summary, evaluation.answers().to_vec()))
     }
 
     fn eval(&self) -> Section {

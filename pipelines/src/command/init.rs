@@ -10,15 +10,17 @@ use rollflow::data::Prompt;
 use rollflow::data::source::{DataSet, DataSpec, Example};
 use rollflow::model::ModelConfig;
 use rollflow::prelude::Tokenizer;
-use rollflow::recipe::{Computes, Preset};
+use rollflow::recipe::{Computes, Plan, Preset};
 use rollflow::train::tokenizer_folder;
 use rollflow::util::atomic_file;
 
 use super::check::text_of;
 use super::plans::checked;
 use super::{End, out, refused};
+use crate::assemble::data;
 use crate::assemble::models::model_folder;
 use crate::registry::Registry;
+use crate::survey;
 use ask::Asker;
 
 /// Fewer records are not divided into those that are trained and those that are held out.
@@ -91,9 +93,12 @@ impl Init {
             return Err(refused(format!("{file} is there already; name another file, or say --force")));
         }
         let text = self.recipe()?;
+        let folder = self.path.parent().unwrap_or(Path::new(""));
+        atomic_file::create_folder(folder).with_context(|| format!("making {}", folder.display()))?;
         atomic_file::write(&self.path, &text).with_context(|| format!("writing {file}"))?;
         // The file alone: variables of the environment belong to a later call.
-        let loaded = checked(&self.path, &[], Computes::Here, registry, |_| Vec::new()).map_err(|errors| {
+        let data = |plan: &Plan| survey::of(plan).complaints;
+        let loaded = checked(&self.path, &[], Computes::Here, registry, data).map_err(|errors| {
             out::complain(&format!("written to {file}, which is to be completed:"));
             End::Recipe(errors)
         })?;
@@ -187,11 +192,14 @@ impl Init {
         // A data set that is not there yet has no fields to ask for; `check` reports it.
         if data.spec.check().is_ok() {
             asker.say(&why);
+            let given = data.spec.columns.clone();
             let columns = &mut data.spec.columns;
             columns.prompt = Some(asker.ask("Its field with the prompt?", columns.prompt.as_deref(), "prompt")?);
             columns.answer = Some(asker.ask("Its field with the answer?", columns.answer.as_deref(), "answer")?);
             if let Err(why) = data.look(pipeline) {
                 asker.say(&why);
+                // `check` reports the data's own fields.
+                data.spec.columns = given;
             }
         }
         Ok(data)
@@ -261,7 +269,8 @@ impl Data {
         self.spec.split = self.trained().to_owned();
         let records = match pipeline {
             "sft" => DataSet::<Example>::open(&self.spec).map(|data| data.len()),
-            _ => DataSet::<Prompt>::open(&self.spec).map(|data| data.len()),
+            // Each of `REWARDS` compares with a reference answer.
+            _ => DataSet::<Prompt>::open_if(&self.spec, |prompt| data::answered(true, prompt)).map(|data| data.len()),
         };
         self.records = Some(records.map_err(|error| error.to_string())?);
         Ok(())

@@ -13,7 +13,7 @@ use rollflow::data::jsonl::{load_samples, save_samples};
 use rollflow::data::source::export_conversations;
 use rollflow::data::{Batch, Group, Prompt, PromptText, Sample, conversation_to_markdown, last_message};
 use rollflow::observe::logs::{Rollout, read_whole_lines};
-use rollflow::util::untrusted;
+use rollflow::util::{atomic_file, untrusted};
 
 use super::condition::Condition;
 use super::{End, out, refused};
@@ -44,10 +44,12 @@ pub struct Rollouts {
     /// Report inconsistent rollouts instead of showing them; exit code 1 if there are any.
     #[arg(long, conflicts_with_all = ["samples", "conversations"])]
     check: bool,
-    /// Write all that fit to this file, as samples: one JSON object a line, with every column.
+    /// Write all that fit to this file, as samples: one JSON object a line, with every column. Its folder
+    /// is made.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
-    /// Write all that fit to this file, as conversations. Its folder is then a data set for [sft].
+    /// Write all that fit to this file, as conversations. Its folder is made, and is then a data set for
+    /// [sft].
     #[arg(long, value_name = "FILE")]
     conversations: Option<PathBuf>,
 }
@@ -83,10 +85,12 @@ impl Rollouts {
         }
         ensure!(fitting > 0, "no rollout fits in {}", self.source.display());
         if let Some(file) = &self.samples {
+            make_folder_of(file)?;
             save_samples(file, self.again(fitting)?)?;
             out::line(&format!("{fitting} samples: {}", file.display()))?;
         }
         if let Some(file) = &self.conversations {
+            make_folder_of(file)?;
             export_conversations(file, self.again(fitting)?)?;
             out::line(&format!("{fitting} conversations: {}", file.display()))?;
         }
@@ -121,6 +125,12 @@ impl Rollouts {
         out::line(&format!("{issues} issues in {seen} rollouts"))?;
         if issues == 0 { Ok(()) } else { Err(End::Said(1).into()) }
     }
+}
+
+/// Makes the folder that `file` is written to.
+fn make_folder_of(file: &Path) -> Result<()> {
+    let folder = file.parent().unwrap_or(file);
+    atomic_file::create_folder(folder).with_context(|| format!("making the folder {}", folder.display()))
 }
 
 /// Reads the rollouts of a run or a file, in its order; of a run, in constant memory, and without a

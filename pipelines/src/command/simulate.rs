@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use clap::Args;
+use rollflow::flow::Interrupts;
 use rollflow::recipe::{Computes, RecipeErrors};
 
 use super::plans::{Loaded, RecipeArgs, load_for, show};
@@ -40,7 +41,8 @@ pub struct Simulate {
 }
 
 impl Simulate {
-    /// Prints a forecast for every variant. The errors of all variants are reported before the first.
+    /// Prints a forecast for every variant. The errors of all variants are reported before the first. An
+    /// interrupt ends it after the figures of the steps before.
     pub fn run(self, registry: &Registry) -> Result<()> {
         let Simulate { recipe, profile, record, steps, cluster, vary } = self;
         let (of_cluster, sets): (Vec<String>, Vec<String>) = recipe.sets.into_iter().partition(|set| set.starts_with(PREFIX));
@@ -72,12 +74,14 @@ impl Simulate {
             show(errors);
         }
         let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>().map_err(|_| End::Said(2))?;
-        let profile = simulate::profile_of(&plan, registry, &profile, record)?;
+        let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
+        let profile = simulate::profile_of(&plan, registry, &profile, record, &interrupts)?;
         let width = variants.iter().map(String::len).max().unwrap_or(0);
         for (variant, ((plan, _), cluster)) in variants.iter().zip(&loaded) {
-            let forecast = simulate::simulate(plan, registry, &profile, cluster, steps)?;
+            let forecast = simulate::simulate(plan, registry, &profile, cluster, steps, &interrupts)?;
             out::line(&format!("{variant:width$}{forecast}"))?;
             out::line(&format!("{:width$}  {}", "", forecast.limits()))?;
+            ensure!(!forecast.interrupted, "interrupted: stopped after {} of {steps} steps", forecast.steps);
         }
         Ok(())
     }

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
+use rollflow::flow::Interrupts;
 use rollflow::recipe::Plan;
 use serde::Serialize;
 
@@ -64,12 +65,18 @@ pub fn of(folder: &Path, registry: &Registry) -> Result<Option<Forecasts>> {
         return Ok(None);
     }
     let hourly = |forecast: &Forecast| forecast.steps as f64 / forecast.seconds * 3600.0;
-    let before = hourly(&simulate(&plan, registry, &profile, &Cluster::default(), STEPS)?);
+    let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
+    let forecast = |plan: &Plan, cluster: &Cluster| -> Result<Forecast> {
+        let forecast = simulate(plan, registry, &profile, cluster, STEPS, &interrupts)?;
+        ensure!(!forecast.interrupted, "interrupted");
+        Ok(forecast)
+    };
+    let before = hourly(&forecast(&plan, &Cluster::default())?);
     let changed = |set: String| {
         let sets = [set.clone()];
         let (of_cluster, of_plan) = if set.starts_with(PREFIX) { (&sets[..], &[][..]) } else { (&[][..], &sets[..]) };
         let (plan, cluster) = (load_of_run(folder, of_plan, registry).ok()?, cluster::read(None, of_cluster).ok()?);
-        let forecast = simulate(&plan, registry, &profile, &cluster, STEPS).ok()?;
+        let forecast = forecast(&plan, &cluster).ok()?;
         Some(Changed {
             set,
             gain: hourly(&forecast) / before - 1.0,

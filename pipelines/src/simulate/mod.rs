@@ -17,11 +17,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use parking_lot::Mutex;
 use rollflow::algo::rewards::IntoReward;
 use rollflow::engine::SimulatedEngine;
-use rollflow::flow::{BoxedStage, Simulation, Until, weights};
+use rollflow::flow::{BoxedStage, Ended, Interrupts, Simulation, Until, weights};
 use rollflow::prelude::*;
 use rollflow::recipe::{Plan, Timeline};
 use rollflow::stages::generate::EngineSettings;
@@ -48,8 +48,10 @@ const TRAINER: &str = "train";
 /// Outcome of a simulated run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Forecast {
-    /// Number of steps.
+    /// Number of steps that were simulated.
     pub steps: u64,
+    /// If true, Ctrl-C or SIGTERM ended the simulation before its last step.
+    pub interrupted: bool,
     /// Simulated seconds.
     pub seconds: f64,
     /// Shares of the time in which generator and trainer worked.
@@ -90,17 +92,29 @@ impl fmt::Display for Forecast {
 }
 
 impl Forecast {
-    /// The bottleneck, and what several ranks and engines wait for, in one line.
+    /// The bottleneck, what several ranks and engines wait for, and an early end, in one line.
     pub fn limits(&self) -> String {
         let exchange = (self.exchange > 0.0).then(|| format!("; exchanges of ranks take {:.1}%", 100.0 * self.exchange));
         let carry = (self.carry > 0.0).then(|| format!("; a version takes {:.2} s to the engines", self.carry));
-        [Some(self.bottleneck.clone()), exchange, carry].into_iter().flatten().collect()
+        let stopped = self.interrupted.then(|| format!("; stopped after {} steps", self.steps));
+        [Some(self.bottleneck.clone()), exchange, carry, stopped].into_iter().flatten().collect()
     }
 }
 
 /// Runs the recipe's graph for `steps` steps of simulated time on `cluster`. The same seed gives the
-/// same forecast.
-pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, cluster: &Cluster, steps: u64) -> Result<Forecast> {
+/// same forecast. If interrupted, the forecast is that of the steps before.
+///
+/// # Errors
+///
+/// If the plan can't be simulated, or no step was.
+pub fn simulate(
+    plan: &Plan,
+    registry: &Registry,
+    profile: &Profile,
+    cluster: &Cluster,
+    steps: u64,
+    interrupts: &Interrupts,
+) -> Result<Forecast> {
     if plan.environment.is_some() {
         bail!("[environment] answers in real time, and its turns depend on what is said: such a run can't be simulated");
     }
@@ -119,6 +133,7 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, cluster: &C
     let mut outputs = Outputs::in_memory();
     outputs.log = outputs.log.each(move |step: &Trained<()>| {
         let mut forecast = looked.lock();
+        forecast.steps = step.step;
         for lag in step.batch.samples().filter_map(|sample| staleness(sample, step.version)) {
             *forecast.staleness.entry(lag).or_default() += 1;
         }
@@ -135,10 +150,12 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, cluster: &C
         let known: Vec<&str> = graph.stages().collect();
         bail!("the profile gives times for a stage {stage:?}, which the pipeline lacks; its stages are {}", known.join(", "));
     }
+    flow.interrupted_by(interrupts);
     let report = flow.simulate(&simulation, Until::finished())?;
     let busy = |name| report.stage(name).map_or(0.0, |stage| stage.share(rollflow::flow::State::Busy));
     let mut forecast = seen.lock().clone();
-    forecast.steps = steps;
+    ensure!(forecast.steps > 0, "the simulation was interrupted, or its data ended, before the first step");
+    forecast.interrupted = report.ended != Ended::Finished;
     forecast.seconds = report.wall as f64 / 1e9;
     forecast.busy = [busy("generate"), busy("train")];
     forecast.exchange = exchanged.load(Relaxed) as f64 / report.wall.max(1) as f64;
@@ -166,15 +183,16 @@ pub fn variants(text: &str) -> std::result::Result<(String, Vec<String>), String
 }
 
 /// The profile in that file, or a new one that is kept there.
-pub fn profile_of(plan: &Plan, registry: &Registry, path: &Path, steps: u64) -> Result<Profile> {
+pub fn profile_of(plan: &Plan, registry: &Registry, path: &Path, steps: u64, interrupts: &Interrupts) -> Result<Profile> {
     if path.exists() {
         return Profile::load(path);
     }
     out::line(&format!("recording {steps} steps of {} to {}", untrusted::line(&plan.name), untrusted::path(path)))?;
-    let profile = record::record(plan, registry, steps)?;
+    let profile = record::record(plan, registry, steps, interrupts)?;
     profile.save(path)?;
     if let Some(recorded) = profile.recorded {
-        let predicted = simulate(plan, registry, &profile, &Cluster::default(), recorded.steps)?;
+        let predicted = simulate(plan, registry, &profile, &Cluster::default(), recorded.steps, interrupts)?;
+        ensure!(!predicted.interrupted, "interrupted after the profile was saved to {}", untrusted::path(path));
         out::line(&format!(
             "{steps} steps took {:.2} s; simulated they take {:.2} s ({:+.1}%)",
             recorded.seconds,

@@ -15,23 +15,22 @@ use crate::sft;
 use crate::sft::WarmUp;
 
 /// Runs `steps` steps of the recipe, after its warm-up if it has one. Leaves no files.
-pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
+pub fn record(plan: &Plan, registry: &Registry, steps: u64, interrupts: &Interrupts) -> Result<Profile> {
     let mut plan = plan.clone();
     (plan.train.steps, plan.train.target_reward) = (steps, None);
     let mut policy = policy::policy(Start::of(&plan))?;
-    let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
     if let Some(warm_up) = &plan.sft {
-        policy = match sft::warm_up(&plan, warm_up, registry, &policy, &interrupts)? {
+        policy = match sft::warm_up(&plan, warm_up, registry, &policy, interrupts)? {
             WarmUp::Learned(policy) => policy,
             WarmUp::Interrupted(_) => bail!("interrupted before anything was recorded"),
         };
     }
     let profiler = Profiler::default();
-    let components = Components::observed(&plan, registry, &policy, &policy, |generator| profiler.observes(generator))?;
+    let components = Components::observed(&plan, registry, &policy, &policy, None, |generator| profiler.observes(generator))?;
     let (mut outputs, looks) = (Outputs::in_memory(), profiler.clone());
     outputs.log = outputs.log.each(move |step| looks.look(step));
     let mut flow = grpo::declare(&plan, components, outputs, None)?;
-    flow.interrupted_by(&interrupts);
+    flow.interrupted_by(interrupts);
     let report = flow.run(Until::finished())?;
     if report.ended != Ended::Finished {
         bail!("interrupted while it was recorded; a profile of half a run would mislead");

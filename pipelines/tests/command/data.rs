@@ -137,6 +137,85 @@ fn unusable_records_are_skipped_with_their_reason_by_check_and_by_the_run() {
     assert!(checked.code == Some(0) && checked.out.contains(all), "{} {}", checked.out, checked.err);
 }
 
+/// Writes eight sums to a file. Those of `answered` have a reference answer. Returns its path.
+fn sums(folder: &Path, name: &str, answered: fn(usize) -> bool) -> String {
+    let answer = |n: usize| if answered(n) { format!(",\"answer\":\"{}\"", n + 1) } else { String::new() };
+    let path = folder.join(name);
+    fs::write(&path, (0..8).map(|n| format!("{{\"prompt\":\"{n}+1=\"{}}}\n", answer(n))).collect::<String>()).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn prompts_without_the_answer_that_the_reward_compares_with_are_skipped_and_a_source_of_them_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let half = sums(folder.path(), "half.jsonl", |n| n % 2 == 0);
+    let none = sums(folder.path(), "none.jsonl", |_| false);
+    let (task, pairs) = (format!("task={{kind=\"data\",data={half:?}}}"), format!("sft.data={half:?}"));
+    let parts = "reward={kind=\"parts\",part=[{name=\"short\",kind=\"length\"},{name=\"right\",kind=\"exact\"}]}";
+    let skipped = "task.data: half, 4 records in 1 file; skipped: 4 without a reference answer";
+    for (reward, said) in [
+        ("reward={kind=\"exact\"}", skipped),
+        (parts, skipped),
+        ("reward={kind=\"regex\",pattern=\"[0-9]\"}", "task.data: half, 8 records in 1 file;"),
+    ] {
+        let checked = rollflow(&with_sets(&["check", GRPO], &[task.as_str(), &pairs, reward])).ok();
+        assert!(checked.out.contains(said), "{reward}: {}", checked.out);
+    }
+    let (run, mixed) = (folder.path().join("run"), folder.path().join("mixed"));
+    let ended = rollflow(&run_args(GRPO, &run, &[&task, &pairs, "reward={kind=\"exact\"}"])).ok();
+    assert!(ended.out.contains("Data: half: 4 records; skipped: 4 without a reference answer"), "{}", ended.out);
+    assert!(!ended.out.contains("no ground truth") && !ended.err.contains("no ground truth"), "{}{}", ended.out, ended.err);
+
+    let mixture = format!("task={{kind=\"data\",sources=[{{data={half:?}}},{{data={none:?}}}]}}");
+    let sets = [mixture.as_str(), &pairs, "reward={kind=\"exact\"}"];
+    let why = "none holds nothing to use: all records were skipped: 8 without a reference answer. Fields of the first: prompt.";
+    let checked = rollflow(&with_sets(&["check", GRPO], &sets));
+    assert_eq!(checked.code, Some(2), "{}", checked.out);
+    for part in [&format!("`task.sources[1].data`: {why}"), "1 problem in the recipe"] {
+        assert!(checked.err.contains(part), "{part}: {}", checked.err);
+    }
+    let ended = rollflow(&run_args(GRPO, &mixed, &sets));
+    assert!(ended.code == Some(1) && ended.err.contains(why), "{}", ended.err);
+}
+
+/// The saved position counts all records, as an earlier version read them.
+#[test]
+fn a_run_that_began_with_unanswered_prompts_resumes_with_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let (half, run) = (sums(folder.path(), "half.jsonl", |n| n % 2 == 0), folder.path().join("run"));
+    let (task, pairs) = (format!("task={{kind=\"data\",data={half:?}}}"), format!("sft.data={half:?}"));
+    rollflow(&run_args(GRPO, &run, &[&task, &pairs])).ok();
+    let compares = |text: &str| text.replace("kind = \"regex\"\npattern = \"[0-9]\"\n", "kind = \"exact\"\n");
+    let recipe = fs::read_to_string(run.join("recipe.toml")).unwrap();
+    assert_ne!(compares(&recipe), recipe);
+    fs::write(run.join("recipe.toml"), compares(&recipe)).unwrap();
+    let mut record: Value = serde_json::from_slice(&fs::read(run.join("run.json")).unwrap()).unwrap();
+    record["recipe"] = compares(record["recipe"].as_str().unwrap()).into();
+    fs::write(run.join("run.json"), record.to_string()).unwrap();
+    let resumed = rollflow(&["resume", run.to_str().unwrap(), "--set", "train.steps=5"]).ok();
+    assert!(resumed.out.contains("Data: half: 8 records"), "{}", resumed.out);
+    assert_eq!(rows(&run).len(), 5);
+}
+
+/// The warm-up of the recipe reads the same file.
+#[test]
+fn a_data_file_that_can_not_be_read_is_one_problem_which_says_how_to_convert_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases = [
+        ("q.csv", "train", "convert it with pandas: pandas.read_csv("),
+        ("q.jsonl.gz", "train", "unpack it: gunzip "),
+        ("q.jsonl.zst", "train", "unpack it: unzstd "),
+        ("q.jsonl", "test", "a single file has no split \"test\""),
+    ];
+    for (name, split, said) in cases {
+        let data = sums(folder.path(), name, |_| true);
+        let task = format!("task={{kind=\"data\",data={data:?},split={split:?}}}");
+        let checked = rollflow(&["check", GRPO, "--set", &task, "--set", "reward.kind=exact"]);
+        assert_eq!(checked.code, Some(2), "{name}: {}", checked.out);
+        assert!(checked.err.contains(said) && checked.err.contains("\n1 problem in the recipe"), "{name}: {}", checked.err);
+    }
+}
+
 /// Pairs that a reward model can't read end its run; preference training leaves them out.
 #[test]
 fn check_finds_the_records_that_the_run_would_end_with_by_file_and_line() {

@@ -240,3 +240,66 @@ fn what_can_not_be_asked_or_judged_is_an_error_of_its_own() {
     assert!(errors.len() == 3 && errors.iter().all(|answer| answer["error"].as_str().unwrap().contains("positions")));
     assert!(answers.iter().filter(|answer| answer["question"] == 0).all(|answer| answer["reward"].is_number()));
 }
+
+#[test]
+fn an_evaluation_set_without_reference_answers_is_an_error_of_check_and_of_eval() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, last: &str| {
+        fs::write(folder.path().join(name), format!("{{\"prompt\":\"1+1=\"}}\n{{\"prompt\":\"2+2=\"{last}}}\n")).unwrap();
+    };
+    write("none.jsonl", "");
+    write("half.jsonl", ",\"answer\":\"4\"");
+    let eval = |name: &str| format!("eval={{samples=2,task={{kind=\"data\",data={:?}}}}}", folder.path().join(name));
+    let (none, half) = (eval("none.jsonl"), eval("half.jsonl"));
+    let run = tiny_run(folder.path(), &["reward={kind=\"exact\"}"]);
+    let asked = |set: &str| rollflow(&["eval", run.to_str().unwrap(), "--set", set, "--json"]);
+
+    let why = "none holds nothing to use: all records were skipped: 2 without a reference answer";
+    let checked = rollflow(&["check", GRPO, "--set", &none]);
+    assert!(checked.code == Some(2) && checked.err.contains(&format!("`eval.task.data`: {why}")), "{}", checked.err);
+    let refused = asked(&none);
+    assert!(refused.code == Some(1) && refused.err.contains(why), "{}", refused.err);
+
+    let checked = rollflow(&["check", GRPO, "--set", &half]).ok();
+    let said = "eval.task.data: half, 1 records in 1 file; skipped: 1 without a reference answer";
+    assert!(checked.out.contains(said), "{}", checked.out);
+    let report: Value = serde_json::from_str(&asked(&half).ok().out).unwrap();
+    assert_eq!(report["metrics"]["eval_errors"], 0.0, "{report}");
+    assert!(report["metrics"]["eval_accuracy_ratio"].is_number(), "{report}");
+}
+
+#[test]
+fn an_evaluation_of_which_every_completion_fails_exits_with_1_and_the_first_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let (task, run) = (folder.path().join("task.jsonl"), tiny_run(folder.path(), &[]));
+    fs::write(&task, format!("{{\"prompt\":\"{}\",\"answer\":\"2\"}}\n", "1+".repeat(2000))).unwrap();
+    let set = format!("eval={{samples=2,task={{kind=\"data\",data={task:?}}}}}");
+    let failed = rollflow(&["eval", run.to_str().unwrap(), "--set", &set, "--json"]);
+    assert_eq!(failed.code, Some(1), "{}", failed.err);
+    for part in ["all 3 completions failed; the first: ", "positions"] {
+        assert!(failed.err.contains(part), "{part}: {}", failed.err);
+    }
+    let report: Value = serde_json::from_str(&failed.out).unwrap();
+    assert_eq!(report["metrics"]["eval_errors"], 3.0, "{report}");
+}
+
+#[test]
+fn prompts_that_changed_since_an_evaluation_are_sampled_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (task, run, out) = (folder.path().join("task.jsonl"), tiny_run(folder.path(), &[]), folder.path().join("eval"));
+    let set = format!("eval={{samples=2,task={{kind=\"data\",data={task:?}}}}}");
+    let asked = |first: &str| {
+        fs::write(&task, format!("{{\"prompt\":{first:?},\"answer\":\"2\"}}\n{{\"prompt\":\"3+3=\",\"answer\":\"6\"}}\n"))
+            .unwrap();
+        rollflow(&["eval", run.to_str().unwrap(), "--set", &set, "--out", out.to_str().unwrap()]).ok();
+        let answers = json_lines(&out.join("answers.jsonl"));
+        let prompts = |question: u64| -> Vec<String> {
+            let of = answers.iter().filter(|answer| answer["question"] == question);
+            of.map(|answer| answer["prompt"].as_str().unwrap().to_owned()).collect()
+        };
+        [prompts(0), prompts(1)]
+    };
+    for first in ["1+1=", "2+0="] {
+        assert_eq!(asked(first), [vec![first; 3], vec!["3+3="; 3]]);
+    }
+}

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Output, Stdio};
 use std::sync::{Arc, Mutex};
@@ -137,6 +138,21 @@ fn a_model_that_a_recipe_names_by_its_id_is_fetched_when_it_is_first_used() {
     assert!(home.join("hub/models--org--tiny/snapshots").join(OLD).join("model.safetensors").exists());
     let again = check(&[("HF_HUB_OFFLINE", "1")]);
     assert!(again.status.success(), "{}", said(&again));
+}
+
+#[test]
+fn check_reports_a_hub_that_can_not_be_reached_after_one_retry() {
+    let folder = tempfile::tempdir().unwrap();
+    let (recipe, home) = (folder.path().join("run.toml"), folder.path().join("hf"));
+    fs::write(&recipe, "pipeline = 'grpo'\n[model]\npath = 'org/tiny'\n[task]\nkind = 'arithmetic'\n").unwrap();
+    // A port that was free a moment ago.
+    let url = format!("http://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let variables = [("HF_HOME", home.to_str().unwrap()), ("HF_ENDPOINT", url.as_str()), ("HF_HUB_OFFLINE", "")];
+    let checked = rollflow(&["check", recipe.to_str().unwrap()], &variables);
+    let said = said(&checked);
+    assert!(checked.status.code() == Some(2) && said.contains(&format!("hub {url}: cannot connect")), "{said}");
+    assert!(said.contains(&format!("warning: waiting for hub {url} (attempt 2 of 2): cannot connect")), "{said}");
+    assert!(!said.contains("of 6"), "{said}");
 }
 
 #[test]

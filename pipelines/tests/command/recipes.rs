@@ -260,6 +260,26 @@ fn what_init_writes_is_accepted_with_a_comment_to_every_section() {
     assert!(missing.code == Some(2) && missing.err.contains("no/such/model"), "{}", missing.err);
 }
 
+/// The recipe is in folders that do not exist yet.
+#[test]
+fn init_reports_data_that_check_refuses_and_writes_no_field_that_the_data_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, recipe) = (folder.path().join("data.jsonl"), folder.path().join("new/deep/mine.toml"));
+    std::fs::write(&data, "{\"inst\":\"1+1=\",\"ref\":\"2\"}\n").unwrap();
+    let init = ["init", recipe.to_str().unwrap(), "--force", "--yes", "--task", data.to_str().unwrap()];
+    for (given, columns) in [(&[][..], None), (&["--prompt-key", "inst"][..], Some("columns = { prompt = \"inst\" }\n"))] {
+        let written = rollflow(&[&init[..], given].concat());
+        assert_eq!((written.code, written.out.as_str()), (Some(2), ""), "{}", written.err);
+        for part in ["which is to be completed:", "all records were skipped: 1 ", "Fields of the first: inst, ref"] {
+            assert!(written.err.contains(part), "{part}: {}", written.err);
+        }
+        let text = std::fs::read_to_string(&recipe).unwrap();
+        assert!(columns.map_or(!text.contains("columns = {"), |columns| text.contains(columns)), "{text}");
+    }
+    let both = ["--prompt-key", "inst", "--answer-key", "ref"];
+    rollflow(&[&init[..], &both].concat()).ok();
+}
+
 /// A data set as the hub's own tools leave it, with two subsets of which one must be named, and a test split.
 #[test]
 fn init_asks_for_subset_and_split_and_evaluates_on_the_test_split() {

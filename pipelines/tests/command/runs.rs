@@ -51,7 +51,8 @@ fn a_run_leaves_its_recipe_metrics_rollouts_page_and_checkpoints() {
 #[test]
 fn recorded_rollouts_are_shown_checked_and_written_as_a_data_set() {
     let folder = tempfile::tempdir().unwrap();
-    let (run, samples, best) = (folder.path().join("run"), folder.path().join("samples.jsonl"), folder.path().join("best"));
+    let path = |name: &str| folder.path().join(name);
+    let (run, samples, train) = (path("run"), path("all/samples.jsonl"), path("new/best/train.jsonl"));
     rollflow(&run_args(GRPO, &run, &["train.steps=2", "observe.rollouts_every=1"])).ok();
     let rollouts = |source: &Path, args: &[&str]| rollflow(&[&["rollouts", source.to_str().unwrap()], args].concat());
 
@@ -71,11 +72,12 @@ fn recorded_rollouts_are_shown_checked_and_written_as_a_data_set() {
     let tokens = rollouts(&samples, &["--limit", "1", "--show", "tokens"]).out;
     assert!(tokens.contains("place    token  weight  log-prob  version"), "{tokens}");
 
-    let train = best.join("train.jsonl");
-    fs::create_dir(&best).unwrap();
     let written = rollouts(&run, &["--where", "reward <= 1", "--conversations", train.to_str().unwrap()]);
     assert!(written.out.starts_with("32 conversations: "), "{}{}", written.out, written.err);
     assert_eq!(read(&train).lines().count(), 32);
+    let nowhere = rollouts(&run, &["--samples", train.join("samples.jsonl").to_str().unwrap()]);
+    assert_eq!(nowhere.code, Some(1));
+    assert!(nowhere.err.contains(&format!("making the folder {}: ", train.display())), "{}", nowhere.err);
 
     let lines = read(&run.join("rollouts.jsonl"));
     fs::write(run.join("rollouts.jsonl"), format!("{lines}{{\"step\":2,")).unwrap();

@@ -144,7 +144,7 @@ impl DataSpec {
             0 => "it is empty (or the slice is)".to_owned(),
             _ => format!(
                 "all records were skipped: {skips}. Fields of the first: {fields}. If others are meant, name them in `columns`, as in \
-                 columns = {{ prompt = \"query\", completion = \"reply\" }}"
+                 columns = {{ prompt = \"query\", answer = \"reply\" }}"
             ),
         };
         DataError::Unusable(format!("{} holds nothing to use: {why}", self.name()))

@@ -61,8 +61,8 @@ fn is_about(name: &str, format: Format) -> bool {
 /// The files of `data`, in the order of their names.
 pub(super) fn locate(data: &Path, subset: Option<&str>, split: &str, cache: &Cache) -> Result<Vec<(PathBuf, Format)>, DataError> {
     if data.is_file() {
-        let format =
-            Format::of(data).ok_or_else(|| DataError::invalid(data, format!("not a kind of file that is known: {KNOWN}")))?;
+        let unknown = || DataError::invalid(data, format!("not a kind of file that is known: {KNOWN}{}", conversion(data)));
+        let format = Format::of(data).ok_or_else(unknown)?;
         if split != TRAIN || subset.is_some() {
             let named = subset.map_or(format!("split \"{split}\""), |subset| format!("subset \"{subset}\""));
             return Err(DataError::invalid(data, format!("a single file has no {named}; slices are written \"train[:10%]\"")));
@@ -81,6 +81,20 @@ pub(super) fn locate(data: &Path, subset: Option<&str>, split: &str, cache: &Cac
     }
     let name = data.display();
     Err(DataError::NotFound(format!("file not found: {name}; paths are relative to the folder that the command runs in")))
+}
+
+/// A command that makes a usual kind of file one that is read; empty for other kinds.
+fn conversion(file: &Path) -> String {
+    let shown = file.display().to_string();
+    match file.extension().and_then(|end| end.to_str()) {
+        Some("csv") => format!(
+            "; convert it with pandas: pandas.read_csv({shown:?}).to_json({:?}, orient=\"records\", lines=True)",
+            file.with_extension("jsonl")
+        ),
+        Some("gz") => format!("; unpack it: gunzip {shown}"),
+        Some("zst") => format!("; unpack it: unzstd {shown}"),
+        _ => String::new(),
+    }
 }
 
 /// Files by their paths in `folder`, as paths.

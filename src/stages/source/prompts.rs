@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::feed::Feed;
 use crate::data::source::Mixed;
-use crate::data::{DataBuffer, DataError, Prompt, arithmetic, jsonl};
+use crate::data::{BufferState, DataBuffer, DataError, Prompt, arithmetic, jsonl};
 use crate::flow::{RunContext, Source, StageError, StageSpec};
 use crate::observe::Metrics;
 use crate::rollout::{Admission, Curriculum, CurriculumRule};
@@ -83,6 +83,12 @@ impl Prompts {
     pub fn curriculum(self, rule: CurriculumRule) -> Result<Self, DataError> {
         let curriculum = self.feed.curriculum(rule)?;
         Ok(Prompts { curriculum: Some(curriculum), ..self })
+    }
+
+    /// Returns true if `state` is a position in this stream.
+    pub fn is_at(&self, state: &BufferState) -> bool {
+        let own = self.feed.save_state();
+        state.check(&own.fingerprint, own.len).is_ok()
     }
 
     /// The next prompt of the stream, or the curriculum's choice.
