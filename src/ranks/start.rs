@@ -298,10 +298,9 @@ mod tests {
         let (store, reason, minute) = (store(), "rank 0 ended: signal: 15 (SIGTERM)", Duration::from_secs(60));
         store.set(ENDED, reason.as_bytes()).unwrap();
         let ended = RankError::Ended(reason.to_owned());
-        let (began, until) = (Instant::now(), Instant::now() + minute);
+        let until = Instant::now() + minute;
         assert_eq!(lead(&store, &place(0), &hello(), until, 60.0).unwrap_err(), ended);
         assert_eq!(report(&store, &place(1), &hello(), until, minute).unwrap_err(), ended);
-        assert!(began.elapsed() < minute / 2, "{:?}", began.elapsed());
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Output, Stdio};
 use std::sync::{Arc, Mutex};
@@ -145,9 +144,8 @@ fn check_reports_a_hub_that_can_not_be_reached_after_one_retry() {
     let folder = tempfile::tempdir().unwrap();
     let (recipe, home) = (folder.path().join("run.toml"), folder.path().join("hf"));
     fs::write(&recipe, "pipeline = 'grpo'\n[model]\npath = 'org/tiny'\n[task]\nkind = 'arithmetic'\n").unwrap();
-    // A port that was free a moment ago.
-    let url = format!("http://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
-    let variables = [("HF_HOME", home.to_str().unwrap()), ("HF_ENDPOINT", url.as_str()), ("HF_HUB_OFFLINE", "")];
+    let url = "http://127.0.0.1:1";
+    let variables = [("HF_HOME", home.to_str().unwrap()), ("HF_ENDPOINT", url), ("HF_HUB_OFFLINE", "")];
     let checked = rollflow(&["check", recipe.to_str().unwrap()], &variables);
     let said = said(&checked);
     assert!(checked.status.code() == Some(2) && said.contains(&format!("hub {url}: cannot connect")), "{said}");

@@ -123,8 +123,7 @@ fn a_part_that_is_served_is_logged_beside_one_that_is_computed() {
 fn a_service_that_is_gone_ends_the_run_with_its_address_and_its_letters_earn_once_it_is_back() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
-    // A port that was free a moment ago.
-    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let gone = "127.0.0.1:1";
     let reward = format!("reward={{kind=\"http\",url=\"http://{gone}/\",retries=1,pause=0.001,max_poisoned=3}}");
     let ended = run(&out, &reward);
     assert_eq!(ended.code, Some(1));
