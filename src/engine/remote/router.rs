@@ -223,7 +223,7 @@ impl EngineSlot {
         self.limit = (self.limit + more).min(self.most as f64);
     }
 
-    /// Allows samples again if the engine serves again, or its weights were verified again, since the last call.
+    /// Allows samples again if, since the last call, the engine serves again or its weights were verified.
     /// Returns true if so.
     pub(super) fn reopen(&mut self, serves: bool, verified: Option<Instant>) -> bool {
         let again = serves && !self.serves || verified > self.verified;

@@ -37,7 +37,7 @@ impl Fleet {
         left.for_each(|sample| sample.wait(now));
     }
 
-    /// Reopens engines that were verified or found again, and ends the waits of samples that engines rejected.
+    /// Reopens engines that were verified or found again. Samples that engines rejected no longer wait then.
     fn reopen(&mut self, now: Instant) {
         let mut reopened = false;
         for (place, slot) in &mut self.engine_slots {

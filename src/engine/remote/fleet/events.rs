@@ -46,9 +46,17 @@ impl Fleet {
         }
     }
 
+    /// Ends the attempt of a sample, which continues elsewhere from `at` on.
+    pub(super) fn leave(&mut self, key: SampleKey, at: Instant) {
+        self.doubt(key);
+        if let Some(sample) = self.samples.get_mut(&key) {
+            sample.wait(at);
+        }
+    }
+
     /// Records that the sample's attempt ends without labels of its tokens' weights. Where the engine was
     /// verified by name, the tokens are unproven until it was asked whether it restarted (law V4).
-    pub(super) fn doubt(&mut self, key: SampleKey) {
+    fn doubt(&mut self, key: SampleKey) {
         let Some(sample) = self.samples.get_mut(&key) else { return };
         let Some(Running { place, known: true, before, .. }) = sample.running() else { return };
         let (place, begun) = (*place, sample.answer.tokens.len() > *before);

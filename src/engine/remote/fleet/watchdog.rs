@@ -75,11 +75,11 @@ impl Fleet {
 
     /// Continues the samples of these engines elsewhere.
     fn abandon(&mut self, places: &BTreeSet<usize>, now: Instant) {
-        for sample in self.samples.values_mut() {
-            let Some(place) = sample.running().map(|running| running.place).filter(|place| places.contains(place)) else {
-                continue;
-            };
-            sample.wait(self.budget.spend(now));
+        let place_of = |sample: &InFlightSample| sample.running().map(|running| running.place);
+        let there = self.samples.iter().filter_map(|(key, sample)| Some((*key, place_of(sample)?)));
+        for (key, place) in there.filter(|(_, place)| places.contains(place)).collect::<Vec<_>>() {
+            let at = self.budget.spend(now);
+            self.leave(key, at);
             self.handle.record(place, |meter, name| meter.moved(name));
         }
     }
@@ -116,8 +116,7 @@ impl Fleet {
             let Some(sample) = self.samples.get_mut(&key) else { continue };
             (sample.avoided, sample.since) = (Some(place), now);
             if sample.running().is_some() {
-                self.doubt(key);
-                self.samples.get_mut(&key).into_iter().for_each(|sample| sample.wait(at));
+                self.leave(key, at);
             } else {
                 sample.restart(at);
                 self.withdraw(key);
