@@ -315,7 +315,7 @@ async fn simulated(mut world: World, prompts: u64, slots: usize) -> f64 {
     let max_lag = draw(&[seed, 5], 3);
     let manager = WeightSyncManager { fleet: handle.clone(), config: sync, max_lag };
     let mut fleet = Fleet::new(&handle, config, &tokenizer(), slots, seed).on(Tasks::on_current());
-    let params = SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() };
+    let params = twelve_tokens();
 
     // The trainer: a version about every six seconds, and what lacks it catches up.
     let announced = Arc::new(Mutex::new(BTreeSet::<Version>::new()));
@@ -389,9 +389,17 @@ async fn simulated(mut world: World, prompts: u64, slots: usize) -> f64 {
     begun.elapsed().as_secs_f64()
 }
 
+fn twelve_tokens() -> SamplingParams {
+    SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() }
+}
+
+/// Runs `work` on a clock that stands while something works.
+fn in_simulated_time<T>(work: impl Future<Output = T>) -> T {
+    Builder::new_current_thread().enable_time().start_paused(true).build().unwrap().block_on(work)
+}
+
 fn simulate(world: impl FnOnce() -> World, prompts: u64, slots: usize) -> f64 {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(async { simulated(world(), prompts, slots).await })
+    in_simulated_time(async { simulated(world(), prompts, slots).await })
 }
 
 /// Laws D3, D4 and V4, whatever happens to the engines. `FLEET_SEEDS` says how many seeds (200), from `FLEET_FIRST` (0) on.
@@ -412,8 +420,7 @@ fn engines_come_and_go_and_each_sample_ends_once_with_tokens_of_verified_weights
 /// An engine that sent nothing begins again with one sample, although prompts of four wait.
 #[test]
 fn an_engine_that_was_silent_gets_its_share_of_whole_groups_again() {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(async {
+    in_simulated_time(async {
         let made: [Arc<AtomicU64>; 2] = Default::default();
         let engines = [0, 1].map(|nth| Engine::new(nth as u64, &made[nth]));
         let handle = FleetHandle::new(engines.iter().map(|engine| engine.clone() as Arc<dyn InferenceEngine>).collect());
@@ -425,7 +432,7 @@ fn an_engine_that_was_silent_gets_its_share_of_whole_groups_again() {
         };
         let mut fleet = Fleet::new(&handle, config, &tokenizer(), 32, 0).on(Tasks::on_current());
         fleet.set_weights(1, &());
-        let params = SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() };
+        let params = twelve_tokens();
         // It answers, and makes no tokens.
         engines[1].set(|machine| machine.paused = true);
         let (begun, mut submitted, mut ended) = (Instant::now(), 0, 0);
@@ -448,8 +455,7 @@ fn an_engine_that_was_silent_gets_its_share_of_whole_groups_again() {
 /// Law F7: neither the timeout of a sample nor that of the fleet runs while an engine loads.
 #[test]
 fn f7_a_load_longer_than_every_timeout_of_the_fleet_loses_neither_the_engine_nor_a_token() {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(async {
+    in_simulated_time(async {
         let (generated, load) = (Arc::default(), Duration::from_secs(500));
         let engine = Arc::new(Engine { load, ..Arc::into_inner(Engine::new(0, &generated)).unwrap() });
         let handle = FleetHandle::new(vec![engine as Arc<dyn InferenceEngine>]);
@@ -460,7 +466,7 @@ fn f7_a_load_longer_than_every_timeout_of_the_fleet_loses_neither_the_engine_nor
         assert!(load > config.stall_timeout + config.fleet_timeout);
         let mut fleet = Fleet::new(&handle, config, &tokenizer(), 8, 0).on(Tasks::on_current());
         fleet.set_weights(1, &());
-        let params = SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() };
+        let params = twelve_tokens();
         fleet.submit(request(0, 4, &params)).unwrap();
         let (begun, mut syncing, mut ended) = (Instant::now(), None, 0);
         while ended < 4 {
@@ -480,8 +486,7 @@ fn f7_a_load_longer_than_every_timeout_of_the_fleet_loses_neither_the_engine_nor
 /// Law F6: what waits for others of the same engine is no failure of it.
 #[test]
 fn f6_samples_that_wait_in_the_queue_of_an_engine_do_not_make_it_lost() {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(async {
+    in_simulated_time(async {
         let generated = Arc::default();
         let engine = Arc::new(Engine { room: Semaphore::new(2), ..Arc::into_inner(Engine::new(0, &generated)).unwrap() });
         let handle = FleetHandle::new(vec![engine as Arc<dyn InferenceEngine>]);
@@ -492,7 +497,7 @@ fn f6_samples_that_wait_in_the_queue_of_an_engine_do_not_make_it_lost() {
         let config = FleetConfig { step: Duration::ZERO, stall_timeout, ..FleetConfig::default() };
         let mut fleet = Fleet::new(&handle, config, &tokenizer(), 8, 0).on(Tasks::on_current());
         fleet.set_weights(1, &());
-        let params = SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() };
+        let params = twelve_tokens();
         fleet.submit(request(0, 8, &params)).unwrap();
         let mut ended = 0;
         while ended < 8 {
@@ -507,8 +512,7 @@ fn f6_samples_that_wait_in_the_queue_of_an_engine_do_not_make_it_lost() {
 /// Law F7: syncs that fail again and again do not hold up the end of a run.
 #[test]
 fn f7_a_fleet_whose_syncs_never_succeed_is_stuck_in_the_end() {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(async {
+    in_simulated_time(async {
         let engine = Arc::new(Engine { load: Duration::MAX, ..Arc::into_inner(Engine::new(0, &Arc::default())).unwrap() });
         let handle = FleetHandle::new(vec![engine as Arc<dyn InferenceEngine>]);
         let config = SyncConfig { checksums: false, ..SyncConfig::default() };
@@ -540,8 +544,7 @@ fn f7_a_fleet_whose_syncs_never_succeed_is_stuck_in_the_end() {
 /// Law V4: an engine that was verified to hold a version serves it, also if the sync is abandoned meanwhile.
 #[test]
 fn v4_a_sync_that_is_abandoned_has_recorded_the_engines_that_ended_theirs() {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(async {
+    in_simulated_time(async {
         // The third loads for three seconds, and the others end before.
         let handle = World::new(0, 3, true).handle;
         let config = SyncConfig { checksums: false, ..SyncConfig::default() };
@@ -556,8 +559,7 @@ fn v4_a_sync_that_is_abandoned_has_recorded_the_engines_that_ended_theirs() {
 /// the label of a single token.
 #[test]
 fn v4_tokens_of_an_attempt_that_breaks_without_a_label_are_not_delivered_once_the_engine_is_found_restarted() {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(async {
+    in_simulated_time(async {
         let world = World::new(0, 1, true);
         let config = SyncConfig { checksums: false, ..SyncConfig::default() };
         let manager = WeightSyncManager { fleet: world.handle.clone(), config, max_lag: 0 };
@@ -570,7 +572,7 @@ fn v4_tokens_of_an_attempt_that_breaks_without_a_label_are_not_delivered_once_th
         let config = FleetConfig { step: Duration::ZERO, ..FleetConfig::default() };
         let mut fleet = Fleet::new(&world.handle, config, &tokenizer(), 8, 0).on(Tasks::on_current());
         fleet.set_weights(1, &());
-        let params = SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() };
+        let params = twelve_tokens();
         fleet.submit(request(0, 4, &params)).unwrap();
         let (mut breaks, mut ended) = (true, 0);
         while ended < 4 {
@@ -592,8 +594,7 @@ fn v4_tokens_of_an_attempt_that_breaks_without_a_label_are_not_delivered_once_th
 /// A look at what an engine serves takes up to a second.
 #[test]
 fn a_version_that_comes_during_a_look_at_engines_is_brought_to_all_of_them() {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(async {
+    in_simulated_time(async {
         let world = World::new(0, 2, true);
         let config = SyncConfig { checksums: false, ..SyncConfig::default() };
         let manager = WeightSyncManager { fleet: world.handle.clone(), config, max_lag: 0 };
@@ -614,8 +615,7 @@ fn a_version_that_comes_during_a_look_at_engines_is_brought_to_all_of_them() {
 /// Share of its time that an engine whose loads take three seconds works, next to one that loads in half a second, while a version comes every
 /// two seconds.
 fn working(max_lag: u64) -> f64 {
-    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-    runtime.block_on(async {
+    in_simulated_time(async {
         let mut world = World::new(0, 3, true);
         world.handle.remove(0);
         let slow = world.members.remove(&2).unwrap();
