@@ -53,8 +53,8 @@ impl Load {
         *self = Load { passes: self.passes + 1, rows: self.rows + rows, prefill: self.prefill + prefill, ..*self };
     }
 
-    /// Adds what the cache and the drafts did.
-    pub(crate) fn count(&self, metrics: &Metrics) {
+    /// Adds the tokens and samples that the cache and the drafts saved or cost.
+    pub(crate) fn record(&self, metrics: &Metrics) {
         for (metric, labels, count) in [
             (Metric::ReusedTokens, &[][..], self.reused),
             (Metric::PreemptedSamples, &[], self.preempted),

@@ -337,7 +337,7 @@ impl Worker {
         let (sampled, load) = (self.engine.sampled(), self.engine.load());
         self.metrics.add(Metric::ServedTokens, &[], sampled.len() as f64);
         self.metrics.add(Metric::ServedPrefill, &[], load.prefill as f64);
-        load.count(&self.metrics);
+        load.record(&self.metrics);
         for token in sampled {
             let Some(open) = self.open.get_mut(&token.ordinal) else { continue };
             if let Some(asked) = open.asked.take() {

@@ -125,6 +125,11 @@ pub fn create_folder(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Makes the folder of `file` and the folders above it, as [`create_folder`] does.
+pub fn create_folder_of(file: &Path) -> io::Result<()> {
+    create_folder(parent(file))
+}
+
 /// Deletes what a killed process left half written in `folder`, and puts a replaced folder back that
 /// nothing has replaced yet. The caller must be the only one that writes there. A folder that does
 /// not exist holds no leftovers.

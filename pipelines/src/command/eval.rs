@@ -105,7 +105,7 @@ impl Eval {
             Ok(())
         };
         let evaluation = StandaloneEval { plan: &plan, registry, model: &model, out: &folder };
-        let (rows, judged) = match &interrupts {
+        let (rows, count, failed) = match &interrupts {
             None => {
                 let engine = policy.engine(evaluation.eval().max_num_seqs, plan.seed);
                 evaluation.run(engine, 0, &policy.into(), progress)?
@@ -124,16 +124,11 @@ impl Eval {
             }
         };
         let answers = folder.join(ANSWERS);
-        let count = judged.len();
         match self.json {
             true => out::line(&json!({"model": model, "answers": answers, "metrics": rows}).to_string())?,
             false => out::text(&format!("{}{count} answers: {}\n", table(&rows), answers.display()))?,
         }
-        let first = judged.first().and_then(|first| first.error.as_ref());
-        match first.filter(|_| judged.iter().all(|answer| answer.error.is_some())) {
-            Some(error) => bail!("all {count} completions failed; the first: {error}"),
-            None => Ok(()),
-        }
+        failed.map_or(Ok(()), |first| bail!("all {count} completions failed; the first: {first}"))
     }
 
     /// The run's plan under these overrides.
@@ -201,15 +196,16 @@ struct StandaloneEval<'a> {
 }
 
 impl StandaloneEval<'_> {
-    /// Evaluates what `engine` samples; returns the metrics and the answers. `progress` gets the
-    /// numbers of judged answers and of all answers; its error ends the evaluation.
+    /// Evaluates what `engine` samples; returns the metrics, the number of answers, and the first error if
+    /// all of them are errors. `progress` gets the numbers of judged answers and of all answers; its error
+    /// ends the evaluation.
     fn run<E: TokenEngine>(
         &self,
         mut engine: E,
         version: Version,
         reader: &Reader,
         mut progress: impl FnMut(usize, usize) -> Result<()>,
-    ) -> Result<(StepMetrics, Vec<JudgedAnswer>)> {
+    ) -> Result<(StepMetrics, usize, Option<String>)> {
         let eval = self.eval();
         let spec = Arc::new(eval_spec(
             crate::assemble::sections::Evaluation::of(self.plan, &eval),
@@ -232,7 +228,9 @@ impl StandaloneEval<'_> {
         }
         let summary = evaluation.summary();
         self.write(&identity, Some(&summary))?;
-        Ok((summary, evaluation.answers().to_vec()))
+        let errors: Option<Vec<&String>> = evaluation.answers().iter().map(|answer| answer.error.as_ref()).collect();
+        let first = errors.and_then(|errors| errors.first().map(|first| first.to_string()));
+        Ok((summary, evaluation.answers().len(), first))
     }
 
     fn eval(&self) -> Section {

@@ -93,8 +93,7 @@ impl Init {
             return Err(refused(format!("{file} is there already; name another file, or say --force")));
         }
         let text = self.recipe()?;
-        let folder = self.path.parent().unwrap_or(Path::new(""));
-        atomic_file::create_folder(folder).with_context(|| format!("making {}", folder.display()))?;
+        atomic_file::create_folder_of(&self.path).with_context(|| format!("making the folder of {file}"))?;
         atomic_file::write(&self.path, &text).with_context(|| format!("writing {file}"))?;
         // The file alone: variables of the environment belong to a later call.
         let data = |plan: &Plan| survey::of(plan).complaints;

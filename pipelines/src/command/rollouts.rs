@@ -85,12 +85,14 @@ impl Rollouts {
         }
         ensure!(fitting > 0, "no rollout fits in {}", self.source.display());
         if let Some(file) = &self.samples {
-            make_folder_of(file)?;
+            let making = || format!("making the folder of {}", file.display());
+            atomic_file::create_folder_of(file).with_context(making)?;
             save_samples(file, self.again(fitting)?)?;
             out::line(&format!("{fitting} samples: {}", file.display()))?;
         }
         if let Some(file) = &self.conversations {
-            make_folder_of(file)?;
+            let making = || format!("making the folder of {}", file.display());
+            atomic_file::create_folder_of(file).with_context(making)?;
             export_conversations(file, self.again(fitting)?)?;
             out::line(&format!("{fitting} conversations: {}", file.display()))?;
         }
@@ -125,12 +127,6 @@ impl Rollouts {
         out::line(&format!("{issues} issues in {seen} rollouts"))?;
         if issues == 0 { Ok(()) } else { Err(End::Said(1).into()) }
     }
-}
-
-/// Makes the folder that `file` is written to.
-fn make_folder_of(file: &Path) -> Result<()> {
-    let folder = file.parent().unwrap_or(file);
-    atomic_file::create_folder(folder).with_context(|| format!("making the folder {}", folder.display()))
 }
 
 /// Reads the rollouts of a run or a file, in its order; of a run, in constant memory, and without a

@@ -85,5 +85,7 @@ pub fn of(folder: &Path, registry: &Registry) -> Result<Option<Forecasts>> {
         })
     };
     let made = profile.recorded.map_or(0.0, |recorded| recorded.steps as f64 / recorded.seconds * 3600.0);
-    Ok(Some(Forecasts { made, simulated: before, changed: further(&plan).into_iter().filter_map(changed).collect() }))
+    let changed = further(&plan).into_iter().filter_map(changed).collect();
+    ensure!(!interrupts.pressed(), "interrupted");
+    Ok(Some(Forecasts { made, simulated: before, changed }))
 }

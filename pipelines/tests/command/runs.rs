@@ -75,9 +75,10 @@ fn recorded_rollouts_are_shown_checked_and_written_as_a_data_set() {
     let written = rollouts(&run, &["--where", "reward <= 1", "--conversations", train.to_str().unwrap()]);
     assert!(written.out.starts_with("32 conversations: "), "{}{}", written.out, written.err);
     assert_eq!(read(&train).lines().count(), 32);
-    let nowhere = rollouts(&run, &["--samples", train.join("samples.jsonl").to_str().unwrap()]);
-    assert_eq!(nowhere.code, Some(1));
-    assert!(nowhere.err.contains(&format!("making the folder {}: ", train.display())), "{}", nowhere.err);
+    let nowhere = train.join("samples.jsonl").display().to_string();
+    let refused = rollouts(&run, &["--samples", &nowhere]);
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.err.contains(&format!("making the folder of {nowhere}: ")), "{}", refused.err);
 
     let lines = read(&run.join("rollouts.jsonl"));
     fs::write(run.join("rollouts.jsonl"), format!("{lines}{{\"step\":2,")).unwrap();

@@ -81,7 +81,7 @@ impl<T: Serialize> JsonLines<T> {
 }
 
 fn open(path: &Path) -> std::io::Result<File> {
-    atomic_file::create_folder(path.parent().unwrap_or(Path::new("")))?;
+    atomic_file::create_folder_of(path)?;
     let is_new = !path.exists();
     let mut file = File::options().create(true).truncate(false).read(true).write(true).open(path)?;
     if is_new {

@@ -351,7 +351,7 @@ impl<E: TokenEngine> Generator<E> {
         }
         if let Some(metrics) = &self.metrics {
             metrics.add(Metric::GeneratedTokens, &[], engine.sampled().len() as f64);
-            engine.load().count(metrics);
+            engine.load().record(metrics);
         }
         rollouts.record(engine, finished)?;
         Ok(())
