@@ -71,7 +71,7 @@ fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Problem> {
 fn unmakeable(registry: &Registry, plan: &Plan, timeline: &Timeline) -> Vec<Problem> {
     let learns = plan.pipeline.reinforces() || plan.pipeline == Pipeline::GrpoOffline;
     let made = [
-        ("generate", rollout::sampling(&plan.generate).check().map_err(anyhow::Error::from)),
+        ("generate", plan.generate.sampling().check().map_err(anyhow::Error::from)),
         ("filter", if learns { rollout::filter(&plan.filter, timeline, registry).map(drop) } else { Ok(()) }),
         ("train", if learns { steps::step_config(Step::of(plan), registry).map(drop) } else { Ok(()) }),
     ];

@@ -2,6 +2,7 @@
 
 use super::model::DeviceName;
 pub use crate::engine::OnNewWeights;
+use crate::engine::SamplingParams;
 use crate::settings::declare::{section, tagged};
 use crate::settings::params::Custom;
 use crate::settings::setting::{FINITE, NOT_NEGATIVE, POSITIVE, SHARE, SOME, SOME_IF_GIVEN, UP_TO_ONE};
@@ -68,6 +69,21 @@ impl Generate {
     /// Divisor of the logits when completions are scored. The likeliest token is scored at 1, as engines do.
     pub fn scoring_temperature(&self) -> f64 {
         if self.temperature == 0.0 { 1.0 } else { self.temperature }
+    }
+
+    /// How completions are sampled.
+    pub fn sampling(&self) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature as f32,
+            top_p: self.top_p as f32,
+            top_k: self.top_k,
+            min_p: self.min_p as f32,
+            repetition_penalty: self.repetition_penalty as f32,
+            max_new_tokens: self.max_new_tokens,
+            stop: self.stop.clone(),
+            ignore_eos: self.ignore_eos,
+            ..SamplingParams::default()
+        }
     }
 }
 

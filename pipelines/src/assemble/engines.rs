@@ -297,6 +297,8 @@ struct Needs {
     adapters: bool,
     /// Whether answers must come with the experts of their tokens.
     routes: bool,
+    /// Whether log-probabilities must be those after penalties, temperature and truncation.
+    reshapes: bool,
     /// Whether servers must free their memory during steps.
     sleep: bool,
     /// Way of weights.
@@ -313,7 +315,8 @@ impl Needs {
     fn of(serving: &Serving, adapters: bool) -> Self {
         let (sync, answer) = (&serving.engine.sync, serving.rollouts.generate.max_new_tokens);
         let (sleep, carry) = (sync.sleep, sync.carry);
-        Needs { adapters, routes: serving.routes, sleep, carry, answer, context: None, rotation: None }
+        let Serving { routes, reshapes, .. } = *serving;
+        Needs { adapters, routes, reshapes, sleep, carry, answer, context: None, rotation: None }
     }
 
     /// Rejects servers that cannot be trained with, and finds the shortest context.
@@ -344,6 +347,12 @@ impl Needs {
         if self.routes && !found.routes {
             return Some(format!(
                 "{name} does not return the experts of its tokens: start it with --enable-return-routed-experts, or leave train.router_replay out"
+            ));
+        }
+        if self.reshapes && found.raw_log_probs {
+            return Some(format!(
+                "{name} reports log-probabilities from before penalties, temperature and truncation: start it with \
+                 --logprobs-mode processed_logprobs, or set generate.temperature = 1 without repetition_penalty, top_p, top_k and min_p"
             ));
         }
         if self.sleep && !found.sleeps {
@@ -396,7 +405,7 @@ mod tests {
 
     fn needs() -> Needs {
         let carry = Carry::Folder;
-        Needs { adapters: false, routes: false, sleep: false, carry, answer: 512, context: None, rotation: None }
+        Needs { adapters: false, routes: false, reshapes: false, sleep: false, carry, answer: 512, context: None, rotation: None }
     }
 
     #[test]
@@ -407,6 +416,16 @@ mod tests {
         assert!(refused.contains("{\"backend\": \"nccl\"}"), "{refused}");
         assert_eq!(broadcasts.missing("a", &found(vec![Carry::Broadcast])), None);
         assert_eq!(needs().missing("a", &found(Vec::new())), None);
+    }
+
+    /// The ratio of a loss compares the trainer with what tokens were drawn from.
+    #[test]
+    fn a_server_whose_log_probabilities_are_not_of_what_it_samples_from_is_refused() {
+        let found = |raw_log_probs| Capabilities { weights: true, raw_log_probs, ..Capabilities::default() };
+        let reshapes = Needs { reshapes: true, ..needs() };
+        let refused = reshapes.missing("a", &found(true)).unwrap_or_default();
+        assert!(refused.contains("--logprobs-mode processed_logprobs"), "{refused}");
+        assert_eq!((reshapes.missing("a", &found(false)), needs().missing("a", &found(true))), (None, None));
     }
 
     #[test]

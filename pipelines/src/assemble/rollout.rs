@@ -26,21 +26,6 @@ pub fn batcher(batch: &Batching, flow: &FlowLimits) -> Batcher {
     if flow.max_staleness == 0 { batcher } else { batcher.in_parts(batch.groups.div_ceil(PARTS)) }
 }
 
-/// Sampling parameters of `[generate]`.
-pub fn sampling(generate: &Generate) -> SamplingParams {
-    SamplingParams {
-        temperature: generate.temperature as f32,
-        top_p: generate.top_p as f32,
-        top_k: generate.top_k,
-        min_p: generate.min_p as f32,
-        repetition_penalty: generate.repetition_penalty as f32,
-        max_new_tokens: generate.max_new_tokens,
-        stop: generate.stop.clone(),
-        ignore_eos: generate.ignore_eos,
-        ..SamplingParams::default()
-    }
-}
-
 /// Builds a generator with engines in this process, on the devices of `[generate]`.
 pub fn local_generator(plan: &Plan, policy: &Policy) -> Result<Generator<LocalEngine>> {
     let (generate, model) = (&plan.generate, &plan.model);
@@ -70,7 +55,7 @@ pub fn configured<E: TokenEngine>(
         .on_new_weights(generate.on_new_weights)
         .mask_older(generate.mask_older_versions)
         .group_size(generate.group_size)
-        .sampling(sampling(generate))
+        .sampling(generate.sampling())
         .workers(generate.workers)
         .seed(seed);
     let generator = match generate.threads {
@@ -125,7 +110,7 @@ pub const PROBED: usize = 4;
 /// they differ by more than the number format explains.
 pub fn probe(prompts: Vec<Prompt>, plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()> {
     const TOKENS: usize = 16;
-    let (mut params, seed, replays) = (sampling(&plan.generate), plan.seed, plan.train.router_replay != RouterReplay::Off);
+    let (mut params, seed, replays) = (plan.generate.sampling(), plan.seed, plan.train.router_replay != RouterReplay::Off);
     params.max_new_tokens = params.max_new_tokens.min(TOKENS);
     let mut samples = Vec::new();
     for prompt in prompts {

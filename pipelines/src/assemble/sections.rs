@@ -227,6 +227,8 @@ pub struct Serving<'a> {
     pub max_staleness: u64,
     /// Whether the trainer needs the experts of tokens.
     pub routes: bool,
+    /// Whether the trainer needs log-probabilities of another distribution than the model's.
+    pub reshapes: bool,
     /// Memory of this process and of other ranks on the GPUs of this host, if servers that it starts share them.
     pub own: Vec<MemoryPlan>,
 }
@@ -250,6 +252,7 @@ impl<'a> Serving<'a> {
             transfer_format: plan.transfer_format(),
             max_staleness: plan.flow.max_staleness,
             routes: plan.pipeline.reinforces() && plan.train.router_replay != RouterReplay::Off,
+            reshapes: plan.pipeline.reinforces() && !plan.generate.sampling().keeps_log_probs(),
             own,
         })
     }

@@ -98,6 +98,8 @@ pub struct Capabilities {
     pub adapters: bool,
     /// If true, answers come with the experts of their tokens.
     pub routes: bool,
+    /// If true, log-probabilities are those from before penalties, temperature and truncation.
+    pub raw_log_probs: bool,
     /// Ways of weights to the engine out of the trainer's memory.
     pub transfers: Vec<Carry>,
     /// If true, the engine can free the memory of its GPU and take it again.

@@ -140,6 +140,7 @@ impl SglangEngine {
             checksums: model.get("weight_version").is_some(),
             adapters: is_true("enable_lora"),
             routes: is_true("enable_return_routed_experts"),
+            raw_log_probs: false,
             transfers: vec![Carry::Broadcast],
             // Without a copy in the host's memory SGLang's weights are lost.
             sleeps: is_true("enable_memory_saver") && (self.kind != SGLANG || is_true("enable_weights_cpu_backup")),

@@ -36,8 +36,7 @@ const ADAPTERS: &str = "vLLM loads adapters at run time only with VLLM_ALLOW_RUN
 
 pub(super) struct VllmEngine {
     server: Server,
-    /// Its capabilities; and true if log-probabilities are those before temperature and truncation.
-    probed: OnceCell<(Capabilities, bool)>,
+    probed: OnceCell<Capabilities>,
     groups: GroupRequests,
 }
 
@@ -48,11 +47,11 @@ impl VllmEngine {
         Ok(VllmEngine { server, probed: OnceCell::new(), groups: GroupRequests::default() })
     }
 
-    async fn ask(&self) -> Result<&(Capabilities, bool), RemoteError> {
+    async fn ask(&self) -> Result<&Capabilities, RemoteError> {
         self.probed.get_or_try_init(|| self.look()).await
     }
 
-    async fn look(&self) -> Result<(Capabilities, bool), RemoteError> {
+    async fn look(&self) -> Result<Capabilities, RemoteError> {
         let version = self.server.get("/version").await?;
         let (listed, model) = self.server.first_model().await?;
         let routes = self.routes().await?;
@@ -60,11 +59,10 @@ impl VllmEngine {
         let weights = has("/pause") && has("/collective_rpc");
         let config = if has("/server_info") { self.config().await? } else { Value::Null };
         let mode = config.pointer("/model_config/logprobs_mode").and_then(Value::as_str);
-        let raw = mode.is_some_and(|mode| mode != "processed_logprobs");
         // Without sleep mode vLLM has the route, and keeps its memory.
         let sleeps = has("/sleep") && config.pointer("/model_config/enable_sleep_mode").and_then(Value::as_bool).unwrap_or(true);
         let transfer = config.pointer("/weight_transfer_config/backend").and_then(Value::as_str);
-        let capabilities = Capabilities {
+        Ok(Capabilities {
             server: format!("vLLM {}", text(&version, "version").unwrap_or_else(|| "of unknown version".into())),
             model,
             context: listed.get("max_model_len").and_then(Value::as_u64).map(|context| context as usize),
@@ -75,11 +73,11 @@ impl VllmEngine {
             adapters: has("/v1/load_lora_adapter"),
             // They come in numpy's format, and on GPUs only.
             routes: false,
+            raw_log_probs: mode.is_some_and(|mode| mode != "processed_logprobs"),
             transfers: transfer.and_then(carry_of).into_iter().collect(),
             sleeps,
             lacks: (!weights).then(|| DEV_MODE.to_owned()).into_iter().collect(),
-        };
-        Ok((capabilities, raw))
+        })
     }
 
     /// List of routes, or of those that answer if the server hides its list.
@@ -112,10 +110,10 @@ impl VllmEngine {
     }
 
     /// Rejects requests that the server would fail.
-    fn check(&self, attempt: &Attempt, context: Option<usize>, raw: bool) -> Result<(), RemoteError> {
-        self.server.check_context(attempt, context, "--max-model-len")?;
+    fn check(&self, attempt: &Attempt, found: &Capabilities) -> Result<(), RemoteError> {
+        self.server.check_context(attempt, found.context, "--max-model-len")?;
         let params = &attempt.params;
-        if raw && attempt.log_probs && !params.keeps_log_probs() {
+        if found.raw_log_probs && attempt.log_probs && !params.keeps_log_probs() {
             return self.server.refuse(
                 format!("its log-probabilities are those from before penalties, temperature {} and truncation", params.temperature),
                 "start the server with --logprobs-mode processed_logprobs, or sample at temperature 1 without penalties, top_p, top_k and min_p",
@@ -203,9 +201,10 @@ impl InferenceEngine for VllmEngine {
     }
 
     async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
-        let (Capabilities { model, context, spans: own_route, .. }, raw) = self.ask().await?;
-        self.check(attempt, *context, *raw)?;
-        if !own_route {
+        let found = self.ask().await?;
+        self.check(attempt, found)?;
+        let model = &found.model;
+        if !found.spans {
             let question = with_all(openai::question(attempt, model), &attempt.params);
             return self.server.follow(openai::PATH, &question, tokens, Event::delta).await;
         }
@@ -219,7 +218,7 @@ impl InferenceEngine for VllmEngine {
     }
 
     async fn probe(&self) -> Result<Capabilities, RemoteError> {
-        Ok(self.ask().await?.0.clone())
+        Ok(self.ask().await?.clone())
     }
 
     async fn healthy(&self, limit: Duration) -> Result<(), RemoteError> {
@@ -228,7 +227,7 @@ impl InferenceEngine for VllmEngine {
 
     async fn score_top(&self, tokens: &[u32], of: TopK) -> Result<(Vec<f32>, TopTokens), RemoteError> {
         let question = json!({
-            "model": self.ask().await?.0.model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": of.k,
+            "model": self.ask().await?.model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": of.k,
             "return_token_ids": true,
         });
         // Each place lists the likeliest tokens with their ranks from 1, and the given one.
@@ -250,7 +249,7 @@ impl InferenceEngine for VllmEngine {
     }
 
     async fn score(&self, tokens: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
-        let model = &self.ask().await?.0.model;
+        let model = &self.ask().await?.model;
         if let Some(adapter) = adapter {
             return try_join_all((1..tokens.len()).map(|at| self.score_next(&tokens[..at], tokens[at], adapter))).await;
         }
