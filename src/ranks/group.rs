@@ -149,7 +149,7 @@ impl Store {
     }
 
     /// A key's value; waits for someone to set it until `until`, or until `given_up`. `None` if
-    /// nobody did. Looks 20 times a second, so that the store's other users are not kept waiting.
+    /// none did. Looks 20 times a second, so that the store's other users are not kept waiting.
     pub fn await_key(&self, key: &str, until: Instant, given_up: impl Fn() -> bool) -> Result<Option<Vec<u8>>, CollectiveError> {
         loop {
             let found = self.get(key)?;

@@ -110,11 +110,11 @@ fn named(name: &str, what: &str) -> Result<Arc<str>, Refusal> {
     }
 }
 
-/// Runs work that reads files on tokio's pool for blocking work.
+/// Runs work that reads files, or computes for long, on tokio's pool for blocking work.
 pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, String> + Send + 'static) -> Result<T, Refusal> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(Refusal::bad),
-        Err(_) => Err(Refusal::new(500, "the work on files failed; look into the server's log")),
+        Err(_) => Err(Refusal::new(500, "the request failed; look into the server's log")),
     }
 }
 

@@ -89,8 +89,7 @@ pub(super) async fn generate(State(shared): State<Arc<Shared>>, body: Bytes) -> 
         }
         (None, Some(text)) => {
             let (texts, many) = text.list();
-            let encode = |text: String| shared.tokenizer.encode(&text).map(Arc::from);
-            (texts.into_iter().map(encode).collect::<Result<_, _>>().map_err(|error| Refusal::bad(error.to_string()))?, many)
+            (shared.encode(texts, true).await?, many)
         }
         _ => return Err(Refusal::bad("give either `text` or `input_ids`")),
     };

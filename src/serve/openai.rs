@@ -9,6 +9,7 @@ use axum::extract::State;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::control::blocking;
 use super::reply::{self, Refusal, Reply};
 use super::sampling::{OneOrMany, Sampling};
 use super::shared::{Ask, Shared};
@@ -144,10 +145,8 @@ pub(super) async fn completions(State(shared): State<Arc<Shared>>, body: Bytes) 
     if logprobs.is_some_and(|count| count > 1) {
         return Err(Refusal::bad("`logprobs` must be 0 or 1: only log-probabilities of sampled tokens are available"));
     }
-    let special = add_special_tokens.unwrap_or(true);
-    let encoded = |text: String| encode(&shared, &text, special);
     let prompts: Vec<Arc<[u32]>> = match prompt {
-        Prompt::Texts(texts) => texts.list().0.into_iter().map(encoded).collect::<Result<_, _>>().map_err(internal)?,
+        Prompt::Texts(texts) => shared.encode(texts.list().0, add_special_tokens.unwrap_or(true)).await?,
         Prompt::Tokens(tokens) => vec![tokens.into()],
         Prompt::ManyTokens(all) => all.into_iter().map(Arc::from).collect(),
     };
@@ -171,11 +170,6 @@ pub(super) async fn completions(State(shared): State<Arc<Shared>>, body: Bytes) 
         form.echo = Some(echoes);
     }
     respond(ticket, form, common.stream.unwrap_or(false)).await
-}
-
-fn encode(shared: &Shared, text: &str, special_tokens: bool) -> Result<Arc<[u32]>, DataError> {
-    let tokens = if special_tokens { shared.tokenizer.encode(text) } else { shared.tokenizer.encode_bare(text) };
-    tokens.map(Arc::from)
 }
 
 fn ask(common: &Common, prompts: Vec<Arc<[u32]>>, adapter: AdapterName, max_tokens: usize) -> Ask {
@@ -207,14 +201,14 @@ pub(super) async fn chat(State(shared): State<Arc<Shared>>, body: Bytes) -> Repl
         _ => {}
     }
     let shown: Vec<Value> = tools.iter().map(|tool| json!({ "type": "function", "function": tool })).collect();
-    let template = shared.tokenizer.chat().map_err(|error| Refusal::bad(error.to_string()))?;
-    let special = add_special_tokens.unwrap_or(false);
-    let prompt = template.render_prompt(&messages, &shown).and_then(|text| encode(&shared, &text, special));
-    let prompt = prompt.map_err(|error| Refusal::bad(error.to_string()))?;
+    let tokenizer = shared.tokenizer.clone();
+    let render = move || tokenizer.chat().and_then(|template| template.render_prompt(&messages, &shown));
+    let text = blocking(move || render().map_err(|error| error.to_string())).await?;
+    let prompts = shared.encode(vec![text], add_special_tokens.unwrap_or(false)).await?;
     let adapter = adapter(&shared, common.model.as_deref())?;
-    let room = shared.context().saturating_sub(prompt.len()).max(1);
+    let room = shared.context().saturating_sub(prompts[0].len()).max(1);
     let form = Form::new(&shared, &common, true, logprobs.unwrap_or(false), tools);
-    let ticket = shared.submit(ask(&common, vec![prompt], adapter, room))?;
+    let ticket = shared.submit(ask(&common, prompts, adapter, room))?;
     respond(ticket, form, common.stream.unwrap_or(false)).await
 }
 

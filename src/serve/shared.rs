@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::ServeConfig;
-use super::control::{Adapters, Prepared, Sums};
+use super::control::{Adapters, Prepared, Sums, blocking};
 use super::pulls::Pulls;
 use super::receive::Receiver;
 use super::reply::Refusal;
@@ -22,7 +22,7 @@ use super::sleep::Asleep;
 use super::ticket::Ticket;
 use super::uploads::Uploads;
 use super::worker::{AdapterName, Command, Job, Score, TextScores};
-use crate::data::Tokenizer;
+use crate::data::{DataError, Tokenizer};
 use crate::engine::SamplingParams;
 use crate::env::protocol;
 use crate::model::{Compute, FrozenWeights, ModelConfig};
@@ -32,6 +32,16 @@ use crate::util::untrusted;
 
 /// Label of weights without one, as SGLang reports it.
 pub(super) const UNNAMED: &str = "default";
+
+/// Bytes of a text per token of the context, beyond which it is refused before it is encoded. The longest
+/// tokens of large vocabularies are 128 blanks.
+const BYTES_PER_TOKEN: usize = 128;
+
+/// Most stop strings of a request, which are searched after each token.
+const STOPS: usize = 64;
+
+/// Most bytes of these together.
+const STOP_BYTES: usize = 64 << 10;
 
 /// An adapter that requests may name.
 #[derive(Clone)]
@@ -189,15 +199,44 @@ impl Shared {
         if full { 0 } else { asked }
     }
 
-    fn admit(&self, samples: usize) -> Result<OwnedSemaphorePermit, Refusal> {
-        let most = self.config.slots.max(1) + self.config.max_queue;
-        let count = u32::try_from(samples).ok().filter(|_| samples <= most).ok_or_else(|| {
+    /// Tokens of texts. They are encoded on another thread, so that other requests are answered meanwhile.
+    pub async fn encode(&self, texts: Vec<String>, special_tokens: bool) -> Result<Vec<Arc<[u32]>>, Refusal> {
+        self.check_count(texts.len())?;
+        let context = self.context();
+        if let Some(text) = texts.iter().find(|text| text.len() > context.saturating_mul(BYTES_PER_TOKEN)) {
+            let bytes = text.len();
+            let why = format!("a text of {bytes} bytes exceeds the context of {context} tokens; shorten the prompt");
+            return Err(Refusal::bad(why));
+        }
+        let tokenizer = self.tokenizer.clone();
+        let encode = move |text: &String| match special_tokens {
+            true => tokenizer.encode(text),
+            false => tokenizer.encode_bare(text),
+        };
+        let encoded =
+            move || texts.iter().map(|text| encode(text).map(Arc::from)).collect::<Result<Vec<Arc<[u32]>>, DataError>>();
+        blocking(move || encoded().map_err(|error| error.to_string())).await
+    }
+
+    /// Checks a number of completions against the room for all, and returns it.
+    fn check_count(&self, samples: usize) -> Result<u32, Refusal> {
+        let most = self.most_samples();
+        u32::try_from(samples).ok().filter(|_| samples <= most).ok_or_else(|| {
             Refusal::bad(format!("the request asks for {samples} completions; this server takes {most} at most (--max-queue)"))
-        })?;
-        self.room
-            .clone()
-            .try_acquire_many_owned(count)
-            .map_err(|_| Refusal::new(429, format!("the queue is full: {most} completions are computed or wait; retry later")))
+        })
+    }
+
+    /// Most completions that are computed or wait.
+    fn most_samples(&self) -> usize {
+        self.config.slots.max(1) + self.config.max_queue
+    }
+
+    fn admit(&self, samples: usize) -> Result<OwnedSemaphorePermit, Refusal> {
+        let count = self.check_count(samples)?;
+        self.room.clone().try_acquire_many_owned(count).map_err(|_| {
+            let most = self.most_samples();
+            Refusal::new(429, format!("the queue is full: {most} completions are computed or wait; retry later"))
+        })
     }
 
     /// Starts a request. Without new tokens, its completions have ended already.
@@ -208,6 +247,11 @@ impl Shared {
         }
         for prompt in &prompts {
             self.check(prompt, params.max_new_tokens)?;
+        }
+        let (stops, bytes) = (params.stop.len(), params.stop.iter().map(String::len).sum::<usize>());
+        if stops > STOPS || bytes > STOP_BYTES {
+            let most = format!("at most {STOPS} are possible, with {STOP_BYTES} bytes together");
+            return Err(Refusal::bad(format!("`stop` has {stops} strings with {bytes} bytes; {most}")));
         }
         let count = prompts.len() * samples as usize;
         let none = params.max_new_tokens == 0;
@@ -247,4 +291,66 @@ impl Shared {
 pub(super) fn unknown(status: u16, name: &str) -> Refusal {
     let name = untrusted::line_of(name, 100);
     Refusal::new(status, format!("the LoRA adapter {name} is not loaded; load it with /load_lora_adapter"))
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use tokio::runtime::Builder;
+    use tokio::task::spawn_blocking;
+
+    use super::super::tests::{config, policy};
+    use super::*;
+
+    fn shared(state: &std::path::Path) -> Arc<Shared> {
+        Arc::new(Shared::new(&policy(), config(state), Metrics::new()).unwrap().0)
+    }
+
+    #[test]
+    fn texts_are_encoded_on_another_thread_than_requests_are_answered_on() {
+        let state = tempfile::tempdir().unwrap();
+        let shared = shared(state.path());
+        let runtime = Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            // The only other thread is busy.
+            let (release, held) = std::sync::mpsc::channel::<()>();
+            let busy = spawn_blocking(move || held.recv().is_err());
+            let mut encoded = Box::pin(shared.encode(vec!["12".to_owned(), "3".to_owned()], false));
+            assert!(encoded.as_mut().now_or_never().is_none());
+            drop(release);
+            assert!(busy.await.unwrap());
+            let expected: [&[u32]; 2] = [&[5, 6], &[7]];
+            assert_eq!(encoded.await.unwrap(), expected.map(Arc::<[u32]>::from));
+        });
+    }
+
+    #[test]
+    fn a_text_that_no_tokens_of_the_context_can_hold_is_refused_before_it_is_encoded() {
+        let state = tempfile::tempdir().unwrap();
+        let shared = shared(state.path());
+        let most = shared.context() * BYTES_PER_TOKEN;
+        let refused = |texts: Vec<String>| shared.encode(texts, false).now_or_never().unwrap().unwrap_err();
+        let long = refused(vec!["1".to_owned(), "2".repeat(most + 1)]);
+        assert!(long.message().contains(&format!("a text of {} bytes exceeds the context", most + 1)), "{long:?}");
+        let many = refused(vec![String::new(); shared.most_samples() + 1]);
+        assert!(many.message().contains("--max-queue"), "{many:?}");
+    }
+
+    #[test]
+    fn more_stop_strings_than_can_be_searched_after_each_token_are_refused() {
+        let state = tempfile::tempdir().unwrap();
+        let shared = shared(state.path());
+        let refused = |stop: Vec<String>| {
+            let params = SamplingParams { stop, ..SamplingParams::default() };
+            let prompts = vec![[5].into()];
+            let ask = Ask { rid: None, prompts, samples: 1, params, seed: None, adapter: None, routes: false };
+            shared.submit(ask).err().map(|refusal| refusal.message().to_owned())
+        };
+        assert_eq!(refused(vec!["1".to_owned(); STOPS]), None);
+        for (stop, which) in [(vec!["1".to_owned(); STOPS + 1], "65 strings"), (vec!["1".repeat(STOP_BYTES + 1)], "65537 bytes")]
+        {
+            let why = refused(stop).unwrap();
+            assert!(why.contains("`stop`") && why.contains(which) && why.contains("at most 64"), "{why}");
+        }
+    }
 }

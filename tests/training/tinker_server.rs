@@ -115,6 +115,9 @@ fn a_refused_operation_takes_its_number_and_later_ones_run() {
         let model = model(client).await;
         let mut table = pass("cross_entropy", json!({"weights": [1, 1]}));
         table["forward_backward_input"]["data"][0]["loss_fn_inputs"]["weights"]["shape"] = json!([1, 1, 2]);
+        let mut sparse = pass("cross_entropy", json!({"weights": []}));
+        let weights = &mut sparse["forward_backward_input"]["data"][0]["loss_fn_inputs"]["weights"];
+        (weights["shape"], weights["sparse_crow_indices"]) = (json!([1, 1 << 28]), json!([0, 0]));
         let mut text = pass("ppo", json!({"logprobs": [-1, -1], "advantages": [1, 1]}));
         text["forward_backward_input"]["loss_fn_config"] = json!({"clip_low_threshold": "low"});
         let mut image = pass("cross_entropy", json!({}));
@@ -127,6 +130,7 @@ fn a_refused_operation_takes_its_number_and_later_ones_run() {
             ("save_weights_for_sampler", json!({"path": "session-3"}), "is one of sessions without a name"),
             ("optim_step", json!({"adam_params": {"learning_rate": -1.0}}), "is negative"),
             ("forward_backward", table, "one and two dimensions"),
+            ("forward_backward", sparse, "send fewer sequences"),
             ("forward_backward", text, "can't be read"),
             ("forward_backward", image, "only text is understood"),
         ];

@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_member_that_blocks_every_thread_of_its_runtime_is_left_after_a_while() {
-        // One of its own: other tests need the threads of the process's runtime.
+        // Not that of the process: other tests need the threads of the process's runtime.
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let group = Group { stop: CancellationToken::new(), running: TaskTracker::new() };
         let ((begun, begins), (release, released)) = (channel(), channel::<()>());

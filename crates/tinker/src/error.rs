@@ -32,7 +32,9 @@ pub enum TinkerError {
         why: String,
     },
     /// The server no longer knows the operation.
-    #[error("{server} no longer knows of {operation}: it was restarted; resume the run, which goes on from the last checkpoint")]
+    #[error(
+        "{server} no longer knows of {operation}: it was restarted; resume the run, which continues from the last checkpoint"
+    )]
     Forgotten {
         /// Name of the server.
         server: String,

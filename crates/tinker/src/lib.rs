@@ -11,6 +11,7 @@ mod connection;
 mod error;
 pub mod message;
 pub mod proto;
+mod tensor;
 
 pub use connection::{Connection, Effect, Encoding, Patience};
 pub use error::TinkerError;

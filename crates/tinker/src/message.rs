@@ -2,172 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use serde::de::IgnoredAny;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, IgnoredAny};
+use serde::{Deserialize, Deserializer, Serialize};
 
-/// A dense tensor of one or two dimensions.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Tensor {
-    /// 32-bit floats.
-    Floats(Vec<f32>),
-    /// 64-bit integers.
-    Ints(Vec<i64>),
-    /// Rows of so many columns, which are at least 1, one after the other.
-    Rows(usize, Box<Tensor>),
-}
-
-impl Tensor {
-    /// A tensor with the entries of `flat` in this shape.
-    ///
-    /// # Errors
-    /// Returns the reason if the shape has more dimensions, or another number of entries.
-    pub fn shaped(flat: Tensor, shape: &[usize]) -> Result<Self, String> {
-        match shape {
-            [] | [_] => Ok(flat),
-            [rows, columns] if *columns > 0 && Some(flat.len()) == rows.checked_mul(*columns) => {
-                Ok(Tensor::Rows(*columns, Box::new(flat)))
-            }
-            _ => {
-                Err(format!("a tensor of the shape {shape:?} with {} entries; one and two dimensions are understood", flat.len()))
-            }
-        }
-    }
-
-    /// The dense tensor of two dimensions whose other entries are 0: `flat` has the listed values row by
-    /// row, `rows` where each row begins and ends among them, and `columns` the column of each.
-    ///
-    /// # Errors
-    /// Returns the reason if the numbers do not belong together, or the tensor is too large.
-    pub fn sparse(flat: Tensor, shape: &[usize], rows: &[i64], columns: &[i64]) -> Result<Self, String> {
-        /// Entries of the largest dense tensor.
-        const MOST: usize = 1 << 28;
-        let wrong = || format!("a sparse tensor of the shape {shape:?} whose indices do not fit it");
-        let [height, width] = *shape else { return Err(wrong()) };
-        let entries = height.checked_mul(width).filter(|entries| *entries <= MOST).ok_or_else(wrong)?;
-        if rows.len() != height + 1 || rows[0] != 0 || rows[height] != flat.len() as i64 || columns.len() != flat.len() {
-            return Err(wrong());
-        }
-        let mut places = Vec::with_capacity(flat.len());
-        for (row, ends) in rows.windows(2).enumerate() {
-            let listed = usize::try_from(ends[0]).ok().zip(usize::try_from(ends[1]).ok());
-            for column in listed.and_then(|(from, to)| columns.get(from..to)).ok_or_else(wrong)? {
-                let column = usize::try_from(*column).ok().filter(|column| *column < width).ok_or_else(wrong)?;
-                places.push(row * width + column);
-            }
-        }
-        fn spread<T: Copy + Default>(values: &[T], places: &[usize], entries: usize) -> Vec<T> {
-            let mut dense = vec![T::default(); entries];
-            places.iter().zip(values).for_each(|(place, value)| dense[*place] = *value);
-            dense
-        }
-        let dense = match &flat {
-            Tensor::Floats(values) => Tensor::Floats(spread(values, &places, entries)),
-            Tensor::Ints(values) => Tensor::Ints(spread(values, &places, entries)),
-            Tensor::Rows(..) => return Err(wrong()),
-        };
-        Tensor::shaped(dense, shape)
-    }
-
-    /// Its shape: rows, and columns of two dimensions.
-    pub fn shape(&self) -> Vec<usize> {
-        match self {
-            Tensor::Rows(columns, _) => vec![self.len(), *columns],
-            _ => vec![self.len()],
-        }
-    }
-
-    /// Entries per row: 1 of one dimension.
-    pub fn columns(&self) -> usize {
-        if let Tensor::Rows(columns, _) = self { *columns } else { 1 }
-    }
-
-    /// Number of rows.
-    pub fn len(&self) -> usize {
-        match self {
-            Tensor::Floats(values) => values.len(),
-            Tensor::Ints(values) => values.len(),
-            Tensor::Rows(columns, of) => of.len() / columns,
-        }
-    }
-
-    /// Returns true without entries.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The entries as floats, row by row.
-    pub fn floats(&self) -> Vec<f32> {
-        match self {
-            Tensor::Rows(_, of) => of.floats(),
-            Tensor::Floats(values) => values.clone(),
-            Tensor::Ints(values) => values.iter().map(|value| *value as f32).collect(),
-        }
-    }
-
-    /// The entries as integers, row by row; `None` if one is a fraction.
-    pub fn ints(&self) -> Option<Vec<i64>> {
-        match self {
-            Tensor::Rows(_, of) => of.ints(),
-            Tensor::Ints(values) => Some(values.clone()),
-            Tensor::Floats(values) => values.iter().map(|value| (value.fract() == 0.0).then_some(*value as i64)).collect(),
-        }
-    }
-}
-
-/// How JSON writes a tensor. `dtype` decides, because `[1, 2]` may be floats.
-#[derive(Serialize, Deserialize)]
-struct JsonTensor {
-    data: Vec<f64>,
-    #[serde(default)]
-    dtype: Option<String>,
-    #[serde(default)]
-    shape: Option<Vec<usize>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    sparse_crow_indices: Option<Vec<i64>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    sparse_col_indices: Option<Vec<i64>>,
-}
-
-impl Serialize for Tensor {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Written<'a, T> {
-            data: &'a [T],
-            dtype: &'static str,
-            shape: Vec<usize>,
-        }
-        let shape = self.shape();
-        let mut flat = self;
-        while let Tensor::Rows(_, of) = flat {
-            flat = of;
-        }
-        match flat {
-            Tensor::Floats(data) => Written { data, dtype: "float32", shape }.serialize(serializer),
-            Tensor::Ints(data) => Written { data, dtype: "int64", shape }.serialize(serializer),
-            Tensor::Rows(..) => unreachable!("its entries are flat"),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Tensor {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        use serde::de::Error;
-        let JsonTensor { data, dtype, shape, sparse_crow_indices, sparse_col_indices } = JsonTensor::deserialize(deserializer)?;
-        let flat = match dtype.as_deref() {
-            Some("int64") => Tensor::Ints(data.into_iter().map(|value| value as i64).collect()),
-            _ => Tensor::Floats(data.into_iter().map(|value| value as f32).collect()),
-        };
-        let shape = shape.unwrap_or_default();
-        let tensor = match sparse_crow_indices {
-            None => Tensor::shaped(flat, &shape),
-            Some(rows) => Tensor::sparse(flat, &shape, &rows, &sparse_col_indices.unwrap_or_default()),
-        };
-        tensor.map_err(D::Error::custom)
-    }
-}
+pub use crate::tensor::Tensor;
+use crate::tensor::{JsonTensor, MOST_DENSE, dense};
 
 /// One sequence of a pass.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Datum {
     /// Tokens that the model reads.
     pub model_input: ModelInput,
@@ -245,12 +87,28 @@ pub struct Pass {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PassInput {
     /// The sequences.
+    #[serde(deserialize_with = "read_data")]
     pub data: Vec<Datum>,
     /// Name of the loss.
     pub loss_fn: String,
     /// Numbers of the loss, by name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_fn_config: Option<BTreeMap<String, f64>>,
+}
+
+/// Reads sequences, whose sparse tensors have one bound together.
+fn read_data<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Datum>, D::Error> {
+    #[derive(Deserialize)]
+    struct JsonDatum {
+        model_input: ModelInput,
+        loss_fn_inputs: BTreeMap<String, JsonTensor>,
+    }
+    let mut room = MOST_DENSE;
+    let datum = |JsonDatum { model_input, loss_fn_inputs }| -> Result<Datum, String> {
+        Ok(Datum { model_input, loss_fn_inputs: dense(loss_fn_inputs, &mut room)? })
+    };
+    let data = Vec::<JsonDatum>::deserialize(deserializer)?;
+    data.into_iter().map(datum).collect::<Result<_, _>>().map_err(D::Error::custom)
 }
 
 /// Answer to a pass.
@@ -260,10 +118,18 @@ pub struct PassOutput {
     #[serde(default)]
     pub loss_fn_output_type: String,
     /// Tensors of each sequence, by name: `logprobs` among them.
+    #[serde(deserialize_with = "read_outputs")]
     pub loss_fn_outputs: Vec<BTreeMap<String, Tensor>>,
     /// Numbers of the whole pass, each named with the way in which parts are combined: `loss:sum`.
     #[serde(default)]
     pub metrics: BTreeMap<String, f64>,
+}
+
+/// Reads the tensors of sequences, of which the sparse ones have one bound together.
+fn read_outputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<BTreeMap<String, Tensor>>, D::Error> {
+    let mut room = MOST_DENSE;
+    let outputs = Vec::<BTreeMap<String, JsonTensor>>::deserialize(deserializer)?;
+    outputs.into_iter().map(|tensors| dense(tensors, &mut room)).collect::<Result<_, _>>().map_err(D::Error::custom)
 }
 
 /// AdamW of one update. The defaults are the protocol's.
@@ -448,23 +314,6 @@ pub struct SampleResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn type_and_shape_of_a_tensor_are_what_it_says() {
-        let read = |text: &str| serde_json::from_str::<Tensor>(text);
-        assert_eq!(read(r#"{"data": [1, 2], "dtype": "int64", "shape": [2]}"#).unwrap(), Tensor::Ints(vec![1, 2]));
-        assert_eq!(read(r#"{"data": [1, 2], "dtype": "float32"}"#).unwrap(), Tensor::Floats(vec![1.0, 2.0]));
-        assert_eq!(read(r#"{"data": [1.5]}"#).unwrap(), Tensor::Floats(vec![1.5]));
-        let table = read(r#"{"data": [1.0, 2.0], "dtype": "float32", "shape": [1, 2]}"#).unwrap();
-        assert_eq!((table.len(), table.columns(), table.shape()), (1, 2, vec![1, 2]));
-        assert_eq!(serde_json::to_string(&table).unwrap(), r#"{"data":[1.0,2.0],"dtype":"float32","shape":[1,2]}"#);
-        for shape in ["[1, 1, 1]", "[2, 1]", "[1, 0]"] {
-            let error = read(&format!(r#"{{"data": [1.0], "shape": {shape}}}"#)).unwrap_err();
-            assert!(error.to_string().contains("one and two dimensions are understood"), "{error}");
-        }
-        let written = serde_json::to_string(&Tensor::Floats(vec![1.0])).unwrap();
-        assert_eq!(written, r#"{"data":[1.0],"dtype":"float32","shape":[1]}"#);
-    }
 
     #[test]
     fn a_piece_of_input_without_tokens_is_named() {

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use prost::Message;
 
 use crate::message::{Chunk, Datum, ModelInput, Pass, PassOutput, SampleResponse, Sequence, StopReason, Tensor, TopRow};
+use crate::tensor::MOST_DENSE;
 
 /// Media type of the dialect.
 pub const MEDIA_TYPE: &str = "application/x-protobuf";
@@ -292,13 +293,14 @@ pub fn decode_pass(body: &[u8]) -> Result<Pass, String> {
             _ => kind("dmel"),
         })
     };
-    let read = |(name, wire): (String, WireTensor)| -> Result<(String, Tensor), String> {
+    let mut room = MOST_DENSE;
+    let mut read = |(name, wire): (String, WireTensor)| -> Result<(String, Tensor), String> {
         let shape: Vec<usize> = wire.shape.iter().map(|size| usize::try_from(*size).unwrap_or(usize::MAX)).collect();
-        let read = || match &wire.sparse {
+        let mut read = || match &wire.sparse {
             None => Tensor::shaped(tensor(wire.dtype, wire.dense.as_deref().unwrap_or_default())?, &shape),
             Some(SparseCsr { values, crow_indices, col_indices }) => {
                 let [rows, columns] = [crow_indices, col_indices].map(|bytes| numbers(bytes, i64::from_le_bytes));
-                Tensor::sparse(tensor(wire.dtype, values)?, &shape, &rows?, &columns?)
+                Tensor::sparse(tensor(wire.dtype, values)?, &shape, &rows?, &columns?, &mut room)
             }
         };
         let tensor = read().map_err(|why| format!("`{name}`: {why}"))?;
@@ -306,7 +308,7 @@ pub fn decode_pass(body: &[u8]) -> Result<Pass, String> {
     };
     let datum = |datum: WireDatum| -> Result<Datum, String> {
         let chunks = datum.model_input.into_iter().map(chunk).collect::<Result<_, _>>()?;
-        let loss_fn_inputs = datum.loss_fn_inputs.into_iter().map(read).collect::<Result<_, _>>()?;
+        let loss_fn_inputs = datum.loss_fn_inputs.into_iter().map(&mut read).collect::<Result<_, _>>()?;
         Ok(Datum { model_input: ModelInput { chunks }, loss_fn_inputs })
     };
     let mut config: BTreeMap<String, f64> = wire.loss_fn_config.into_iter().collect();

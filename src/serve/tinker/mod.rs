@@ -32,7 +32,7 @@ pub(super) use routes::routes;
 use self::journal::{Journal, ModelRecord, Snapshot};
 use self::queue::ModelQueue;
 use self::sampling::Samples;
-use self::trained::{Ground, Install, is_name};
+use self::trained::{Ground, Install, check_adapters, is_name};
 use super::reply::Refusal;
 use super::shared::{LoadedAdapter, Shared};
 use super::worker::Command;
@@ -191,6 +191,8 @@ impl Tinker {
         if !is_name(&id) {
             return Err(Refusal::bad("the session's id is none of this server"));
         }
+        let refused = |why: String| Refusal::bad(format!("`lora_config`: {why}"));
+        check_adapters(lora, self.ground.served.config()).map_err(refused)?;
         self.hear(&session);
         self.make_room(&id)?;
         let mut models = self.models.lock();
@@ -227,20 +229,24 @@ impl Tinker {
         }
     }
 
-    /// Unloads the model that was silent for longest, if all places are taken and its client is gone.
+    /// If all places are taken, unloads a model that could not be made. If there is none, the one that was
+    /// silent for longest, if its client is gone.
     fn make_room(&self, id: &str) -> Result<(), Refusal> {
-        let silent = {
+        let useless = {
             let (models, heard) = (self.models.lock(), self.heard.lock());
             if models.len() < self.max_models || models.contains_key(id) {
                 return Ok(());
             }
             let last = |model: &ModelQueue| heard.get(&model.record.session).copied().unwrap_or(self.started);
             let longest = models.iter().min_by_key(|(_, model)| last(model));
-            longest.filter(|(_, model)| last(model).elapsed() > SILENT).map(|(id, _)| id.clone())
+            let silent = longest.filter(|(_, model)| last(model).elapsed() > SILENT);
+            let failed = models.iter().find(|(_, model)| model.failed());
+            failed.or(silent).map(|(id, _)| id.clone())
         };
-        let Some(silent) = silent else { return Ok(()) };
-        tracing::warn!("unloading the model {silent}: its client has been silent for {} s", SILENT.as_secs());
-        self.unload(&silent)
+        let Some(useless) = useless else { return Ok(()) };
+        let silent = SILENT.as_secs();
+        tracing::warn!("unloading the model {useless}: it could not be made, or its client has been silent for {silent} s");
+        self.unload(&useless)
     }
 
     /// Unloads the models of a session that its client ends.
@@ -281,7 +287,35 @@ fn short(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::operation::Answer;
     use super::*;
+    use crate::observe::Metrics;
+    use crate::serve::tests::{config, policy};
+
+    #[test]
+    fn a_model_that_could_not_be_made_takes_no_place() {
+        let (policy, state) = (policy(), tempfile::tempdir().unwrap());
+        let (shared, _commands) = Shared::new(&policy, config(state.path()), Metrics::new()).unwrap();
+        let settings = TinkerSettings { state: state.path().join("tinker"), max_models: 1 };
+        let tinker = Tinker::open(&Arc::new(shared), [policy.clone(), policy], &settings).unwrap();
+        let lora = |rank| LoraConfig { rank, ..LoraConfig::WHOLE };
+        let create = |session: &str, lora, begins| tinker.create(format!("{session}:train:0"), session.to_owned(), lora, begins);
+        let nothing = LoraConfig { train_mlp: false, train_attn: false, ..lora(4) };
+        for (lora, why) in [(lora(100_000), "1 to 48, or 0"), (nothing, "set `train_attn`")] {
+            let refusal = create("a", lora, None).unwrap_err();
+            assert!(refusal.message().contains("`lora_config`") && refusal.message().contains(why), "{refusal:?}");
+        }
+        assert!(!TinkerModel::is_in(&tinker.ground.models.join("a:train:0")), "a restart does not try again");
+        create("b", lora(4), Some(("tinker://a/weights/none".to_owned(), true))).unwrap();
+        let failed = tinker.model("b:train:0").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let answer = runtime.block_on(failed.answer(0, Duration::from_secs(3600))).unwrap().unwrap();
+        assert!(matches!(&*answer, Answer::Failed { why, .. } if why.contains("no weights at")), "{answer:?}");
+        create("c", lora(4), None).unwrap();
+        assert!(tinker.models.lock().keys().eq(&["c:train:0"]));
+        let refusal = create("d", lora(4), None).unwrap_err();
+        assert!(refusal.message().contains("--max-models"), "{refusal:?}");
+    }
 
     #[test]
     fn a_session_that_answers_requests_stays_loaded_and_the_oldest_other_goes() {

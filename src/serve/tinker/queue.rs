@@ -68,6 +68,8 @@ struct State {
     asked: BTreeSet<u64>,
     /// True once the model is there, or failed; its answer has the number 0.
     begun: bool,
+    /// True if it failed, and a restart has no operations to repeat.
+    failed: bool,
     ends: bool,
 }
 
@@ -103,6 +105,7 @@ impl ModelQueue {
             answers: BTreeMap::new(),
             asked: BTreeSet::new(),
             begun: false,
+            failed: false,
             ends: false,
         };
         let (journal, state) = (Mutex::new(journal), Mutex::new(state));
@@ -160,6 +163,11 @@ impl ModelQueue {
         state.waiting.insert(number, operation);
         self.shared.work.notify_one();
         Ok(number)
+    }
+
+    /// Returns true if the model could not be made, and nothing that it did before a restart is lost with it.
+    pub fn failed(&self) -> bool {
+        self.shared.state.lock().failed
     }
 
     /// Returns true if a restart would load the weights at `path`.
@@ -233,6 +241,7 @@ impl QueueShared {
             let mut state = self.state.lock();
             state.answer(0, created);
             state.begun = true;
+            state.failed = model.is_err() && self.repeated == 0;
         }
         self.answered.notify_waiters();
         let newest = record.newest.as_ref().unwrap_or(&record.base);
@@ -452,6 +461,7 @@ mod tests {
             answers: BTreeMap::new(),
             asked: BTreeSet::new(),
             begun: true,
+            failed: false,
             ends: false,
         };
         let (journal, state) = (Mutex::new(journal), Mutex::new(state));

@@ -89,6 +89,27 @@ fn targets(lora: LoraConfig, model: &ModelConfig) -> Vec<&'static str> {
     chosen.into_iter().filter(|(on, _)| *on).flat_map(|(_, names)| names.iter().copied()).collect()
 }
 
+/// Refuses adapters that a model can't have, and ranks above the width of its widest matrix. Beyond it,
+/// adapters have more numbers than the weights.
+///
+/// # Errors
+/// What is possible instead.
+pub(super) fn check_adapters(lora: LoraConfig, model: &ModelConfig) -> Result<(), String> {
+    if lora.rank == 0 {
+        return Ok(());
+    }
+    let most = Lora::MOST_RANK.min(model.hidden_size.max(model.intermediate_size));
+    if lora.rank > most {
+        return Err(format!("`rank` is {}; give 1 to {most}, or 0 to train all weights", lora.rank));
+    }
+    let targets = targets(lora, model);
+    if targets.is_empty() {
+        return Err("there is nothing to train; set `train_attn` or `train_mlp`".to_owned());
+    }
+    let lora = Lora::new(lora.rank, LoraConfig::ALPHA, &targets).and_then(|lora| lora.on_model(model));
+    lora.map(drop).map_err(|error| error.to_string())
+}
+
 impl Trained {
     /// The model of `record`, from its snapshot if it has one.
     ///

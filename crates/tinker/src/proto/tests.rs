@@ -1,6 +1,8 @@
 use proptest::prelude::*;
+use serde_json::json;
 
 use super::*;
+use crate::message::PassInput;
 
 fn tensors() -> impl Strategy<Value = Tensor> {
     prop_oneof![
@@ -42,23 +44,33 @@ proptest! {
     }
 }
 
+/// A pass of a kilobyte would otherwise take gigabytes.
 #[test]
-fn a_sparse_tensor_is_made_dense_and_wrong_indices_are_refused() {
-    let values = || Tensor::Floats(vec![1.0, 2.0, 3.0]);
-    let dense = Tensor::sparse(values(), &[3, 2], &[0, 1, 1, 3], &[1, 0, 1]).unwrap();
-    assert_eq!(dense, Tensor::Rows(2, Box::new(Tensor::Floats(vec![0.0, 1.0, 0.0, 0.0, 2.0, 3.0]))));
-    let cases: [(&[usize], &[i64], &[i64]); 5] = [
-        (&[3], &[0, 1, 1, 3], &[1, 0, 1]),
-        (&[3, 2], &[0, 1, 3], &[1, 0, 1]),
-        (&[3, 2], &[0, 1, 1, 3], &[1, 0, 2]),
-        (&[3, 2], &[0, 4, 1, 3], &[1, 0, 1]),
-        (&[usize::MAX, 2], &[0, 1, 1, 3], &[1, 0, 1]),
-    ];
-    for (shape, rows, columns) in cases {
-        assert!(Tensor::sparse(values(), shape, rows, columns).unwrap_err().contains("do not fit"));
+fn sparse_tensors_of_a_message_have_one_bound_in_both_dialects() {
+    let pass = |widths: &[usize]| {
+        let datum = |width: &usize| {
+            let crow_indices = bytes(&[0_i64, 0], |index| index.to_le_bytes());
+            let sparse = Some(SparseCsr { crow_indices, ..SparseCsr::default() });
+            let tensor = WireTensor { sparse, dtype: FLOAT32, shape: vec![1, *width as i64], ..WireTensor::default() };
+            WireDatum { loss_fn_inputs: [("weights".to_owned(), tensor)].into(), ..WireDatum::default() }
+        };
+        decode_pass(&WirePass { data: widths.iter().map(datum).collect(), ..WirePass::default() }.encode_to_vec())
+    };
+    let tensors = |width: &usize| json!({"weights": {"data": [], "shape": [1, width], "sparse_crow_indices": [0, 0], "sparse_col_indices": []}});
+    let input = |widths: &[usize]| {
+        let datum = |width: &usize| json!({"model_input": {"chunks": []}, "loss_fn_inputs": tensors(width)});
+        let data: Vec<_> = widths.iter().map(datum).collect();
+        serde_json::from_value::<PassInput>(json!({"data": data, "loss_fn": "ppo"}))
+    };
+    let output = |widths: &[usize]| {
+        let outputs: Vec<_> = widths.iter().map(tensors).collect();
+        serde_json::from_value::<PassOutput>(json!({"loss_fn_outputs": outputs}))
+    };
+    assert!(pass(&[3, 4]).is_ok() && input(&[3, 4]).is_ok() && output(&[3, 4]).is_ok());
+    for widths in [&[1 << 28; 12][..], &[1 << 24, (1 << 24) + 1]] {
+        let why = [pass(widths).unwrap_err(), input(widths).unwrap_err().to_string(), output(widths).unwrap_err().to_string()];
+        assert!(why.iter().all(|why| why.contains("`weights`: ") && why.contains("sparse tensors of this message")), "{why:?}");
     }
-    let json = r#"{"data": [5.0], "dtype": "int64", "shape": [1, 2], "sparse_crow_indices": [0, 1], "sparse_col_indices": [1]}"#;
-    assert_eq!(serde_json::from_str::<Tensor>(json).unwrap(), Tensor::Rows(2, Box::new(Tensor::Ints(vec![0, 5]))));
 }
 
 #[test]
