@@ -4,23 +4,26 @@ import itertools
 import json
 
 from .loading import ERRORS, Refused, as_json, call, explain, fitting, is_async
-from .rewards import Reward, number, short
+from .rewards import Reward, columns, finite, short
 from .tools import describe
 
 # What is saved of an episode that a reward function grades, which sees all turns.
 SAVED = ("environment", "opening", "messages")
 # Methods that are no tools, though they are public.
 OWN = ("tasks", "reset", "step", "grade", "get_reward", "close", "save", "restore")
+# What a step may return as a dict. As in gymnasium's tuples, `info` is for people.
+KEYS = ("observation", "reward", "done", "info")
 
 
 class Environments:
     """One environment for each rollout, made by a class (or any callable without arguments), and functions as tools.
 
     - `reset(**columns)` starts the episode: it gets the prompt, the seed and the columns that it
-      names. It returns None, text that is appended to the last message (as in TRL), or messages.
-    - `step(text)` answers a turn without a call: the next text for the model; `(observation,
-      reward, done)`, or gymnasium's tuples of four and five; or a dict with these keys. None ends
-      the episode.
+      names. It returns None, text that is appended to the last message (as in TRL), or messages;
+      gymnasium's `(observation, info)`, too.
+    - `step(text)` answers a turn without a call: the next text or message for the model;
+      `(observation, reward, done)`, or gymnasium's tuples of four and five; or a dict with these
+      keys. None ends the episode.
     - Without `step`, public methods are tools, as in TRL, and a turn without a call ends the episode.
     - `get_reward()` or `grade()` grades the rollout; else `reward_function` does, with TRL's arguments.
     - `tasks()`, a static function, yields prompts for `task.kind = "environment"`.
@@ -49,12 +52,12 @@ class Environments:
 
     async def answer(self, question):
         if question["do"] == "tasks":
-            return {"tasks": self.tasks(question.get("limit"))}
+            return {"tasks": await call(self.tasks, question.get("limit"))}
         do, name = question["do"], question["episode"]
         if do == "close":
             return await self.close(name)
         if do == "reset":
-            self.open[name] = episode = Episode(self, question)
+            self.open[name] = episode = await call(Episode, self, question)
             return await episode.reset()
         episode = self.open.get(name)
         if episode is None:
@@ -94,8 +97,10 @@ class Episode:
         self.messages, self.opening, self.state = question["messages"], 0, None
 
     async def reset(self):
-        columns = {**self.question["metadata"], "prompt": self.messages, "seed": self.question["seed"]}
-        observation = await call(self.of.reset, **fitting(self.of.reset, columns)) if self.of else None
+        values = {**columns(self.question["metadata"]), "prompt": self.messages, "seed": self.question["seed"]}
+        observation = await call(self.of.reset, **fitting(self.of.reset, values)) if self.of else None
+        if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+            observation, _ = observation
         if isinstance(observation, str):
             last = self.messages[-1]
             self.messages = self.messages[:-1] + [{**last, "content": last["content"] + observation}]
@@ -182,8 +187,8 @@ def record(task):
         return {"messages": [{"role": "user", "content": task}]}
     if not isinstance(task, dict) or not ("prompt" in task or "messages" in task):
         raise Refused(f"tasks() yielded {short(task)}; expected is text, or a dict with `prompt` or `messages`")
-    columns = {name: value for name, value in task.items() if name not in ("prompt", "messages")}
-    return {**columns, "messages": as_messages(task.get("messages", task.get("prompt")))}
+    others = {name: value for name, value in task.items() if name not in ("prompt", "messages")}
+    return {**others, "messages": as_messages(task.get("messages", task.get("prompt")))}
 
 
 def as_messages(observation):
@@ -205,8 +210,11 @@ def outcome(result):
             raise Refused(f"step() returned {len(result)} values; expected are (observation, reward, done) or gymnasium's 4 or 5")
         done = bool(result[2]) or (len(result) == 5 and bool(result[3]))
         result = {"observation": result[0], "reward": result[1], "done": done}
-    if not isinstance(result, dict):
+    if not isinstance(result, dict) or "content" in result and not any(key in result for key in KEYS):
         return {"messages": as_messages(result)}
+    unknown = [str(key) for key in result if key not in KEYS]
+    if unknown:
+        raise Refused(f"step() returned a dict with `{unknown[0]}`; its keys are `observation`, `reward` and `done`, or it is a message with `content`")
     reply = {"reward": graded(result.get("reward") or 0.0), "done": bool(result.get("done", False))}
     if result.get("observation") is not None and not reply["done"]:
         reply["messages"] = as_messages(result["observation"])
@@ -214,7 +222,7 @@ def outcome(result):
 
 
 def graded(value):
-    value = number(value)
+    value = finite(value, "the environment")
     if value is None:
         raise Refused("the environment returned no number as reward")
     return value

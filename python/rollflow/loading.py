@@ -1,11 +1,14 @@
 """Finds what a user named in a Python file, and calls it."""
 import asyncio
+import functools
 import importlib
 import importlib.util
 import inspect
 import json
 import os
+import queue
 import sys
+import threading
 import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__)) if "__file__" in globals() else "rollflow"
@@ -64,13 +67,49 @@ def fitting(function, values):
 
 
 def is_async(function):
+    if inspect.isclass(function):
+        return False
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
 
 
 async def call(function, *args, **kwargs):
-    """Calls a function, async or not."""
-    result = function(*args, **kwargs)
+    """Calls a function, async or not. One that is not async runs in the main thread if `serve` waits there."""
+    made = functools.partial(function, *args, **kwargs)
+    if CALLS is None or is_async(function):
+        result = made()
+    else:
+        loop = asyncio.get_running_loop()
+        outcome = loop.create_future()
+        CALLS.put((made, functools.partial(loop.call_soon_threadsafe, settle, outcome)))
+        result, error = await outcome
+        if error is not None:
+            raise error
     return await result if inspect.isawaitable(result) else result
+
+
+def settle(outcome, ended):
+    if not outcome.done():
+        outcome.set_result(ended)
+
+
+def serve(loop, is_async):
+    """Runs an event loop without end. `is_async`: if true, all functions of the user are async.
+
+    Otherwise the loop runs in another thread, and this one calls the functions that are not async: they may
+    use `asyncio.run` and signals.
+    """
+    global CALLS
+    if is_async:
+        return loop.run_forever()
+    CALLS = queue.SimpleQueue()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    while True:
+        made, answer = CALLS.get()
+        try:
+            ended = made(), None
+        except ERRORS as error:
+            ended = None, error
+        answer(ended)
 
 
 def as_json(answer):
@@ -101,3 +140,5 @@ def is_ours(filename):
 
 
 ERRORS = (Exception, SystemExit, asyncio.CancelledError)
+# Calls that the main thread makes in `serve`; None: they are made where the event loop runs.
+CALLS = None

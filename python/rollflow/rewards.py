@@ -12,14 +12,19 @@ ABSENT = {
     "trainer_state": "the trainer is another process; use [[change]] in the recipe for a reward that changes with the step",
 }
 
+# What TRL gives with an entry for each completion, beyond the columns of the data.
+LISTS = {"completions", "completion_ids", "prompts", "environments"}
+# Where a run keeps an `answer` that is no text, as it was in the data.
+ANSWER = "answer_of_record"
+
 
 class Reward:
     """Answers `{"samples": [...], ...}` with `{"rewards": [...]}`: see docs/reference/protocols.md.
 
     The parameters of the function decide how it is called:
 
-    - `completions`: once with lists, as TRL calls it;
     - `solution_str`: once for each completion, as verl calls `compute_score`;
+    - one of `LISTS`, or nothing but `**kwargs`: once with lists, as TRL calls it;
     - otherwise once for each completion, by name: `completion`, `prompt`, and columns of the data.
     """
 
@@ -35,7 +40,8 @@ class Reward:
                 raise Refused(f"the reward function takes `{name}`: {ABSENT[name]}")
         self.is_async = is_async(function)
         # It may compare the completions of a group.
-        self.takes_groups = "completions" in self.names
+        takes_lists = bool(self.names & LISTS) or (self.takes_all and not self.names)
+        self.takes_groups = takes_lists and not self.names & {"solution_str", "completion"}
         self.takes_tokens = "completion_ids" in self.names or (self.takes_all and self.takes_groups)
 
     async def answer(self, question, more=None):
@@ -59,13 +65,17 @@ class Reward:
         samples = question["samples"]
         prompt = question.get("messages", question["prompt"])
         parts = {}
-        columns = {key for sample in samples for key in sample["metadata"]}
-        values = {name: [sample["metadata"].get(name) for sample in samples] for name in sorted(columns)}
+        rows = [columns(sample["metadata"]) for sample in samples]
+        values = {name: [row.get(name) for row in rows] for name in sorted({key for row in rows for key in row})}
+
+        def log_metric(name, value):
+            parts.update(parts_of({name: value}))
+
         values.update(
             prompts=[prompt] * len(samples),
             completions=[messages(question, sample) for sample in samples],
             completion_ids=[sample.get("tokens") for sample in samples],
-            log_metric=lambda name, value: parts.__setitem__(str(name), float(value)),
+            log_metric=log_metric,
             log_extra=lambda column, extra: print(f"{column}: {list(extra)}", file=sys.stderr),
         )
         results = await call(self.function, **self.given({**values, **more}))
@@ -75,10 +85,10 @@ class Reward:
             raise Refused(f"the reward function returned {short(results)}; it must return a list with a number for each completion")
         if len(results) != len(samples):
             raise Refused(f"the reward function returned {len(results)} rewards for {len(samples)} completions")
-        return [with_parts(entry(result), parts) for result in results]
+        return [with_parts(entry_at(at, result), parts) for at, result in enumerate(results)]
 
     def verl(self, question, sample):
-        of = sample["metadata"]
+        of = columns(sample["metadata"])
         nested = of.get("reward_model")
         truth = nested.get("ground_truth") if isinstance(nested, dict) else None
         return {
@@ -91,7 +101,7 @@ class Reward:
 
     def plain(self, question, sample):
         return {
-            **sample["metadata"],
+            **columns(sample["metadata"]),
             "completion": sample["response"],
             "response": sample["response"],
             "prompt": question["prompt"],
@@ -105,6 +115,12 @@ class Reward:
             known = ", ".join(sorted(values))
             raise Refused(f"the reward function takes `{missing[0]}`, which is neither known here nor a column of the data; known: {known}")
         return values if self.takes_all else {name: value for name, value in values.items() if name in self.names}
+
+
+def columns(metadata):
+    """Returns the columns of a record. The run keeps `answer` as text, and another value of the data under a name of its own."""
+    own = {name: value for name, value in metadata.items() if name != ANSWER}
+    return {**own, "answer": metadata[ANSWER]} if ANSWER in metadata else own
 
 
 def messages(question, sample):
@@ -128,10 +144,18 @@ def entry(result):
         return {"reward": None}
     if isinstance(result, dict):
         return of_dict(result)
-    value = number(result)
+    value = finite(result, "the reward function")
     if value is None:
         raise Refused(f"the reward function returned {short(result)}; a reward is a number, None, or a dict with `score` or `reward`")
     return value
+
+
+def entry_at(at, result):
+    """Returns one result of a list; an error for that one alone if it is no reward."""
+    try:
+        return entry(result)
+    except ERRORS as error:
+        return {"error": f"result {at} of the list: {explain(error)}"}
 
 
 def of_dict(result):
@@ -143,8 +167,13 @@ def of_dict(result):
         raise Refused(f"the reward function returned {short(result)}; its `{key}` must be a number")
     inner = result.get("parts")
     others = inner if isinstance(inner, dict) else {name: part for name, part in result.items() if name != key}
-    parts = {str(name): number(part) for name, part in others.items()}
-    return {"reward": value, "parts": {name: part for name, part in parts.items() if part is not None}}
+    return {"reward": value, "parts": parts_of(others)}
+
+
+def parts_of(values):
+    """Returns those values that can be logged, by name: finite numbers."""
+    parts = {str(name): number(value) for name, value in values.items()}
+    return {name: part for name, part in parts.items() if part is not None and math.isfinite(part)}
 
 
 def with_parts(value, parts):
@@ -159,11 +188,16 @@ def number(value):
     if isinstance(value, str) or value is None:
         return None
     try:
-        value = float(value)
-    except (TypeError, ValueError):
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
-    if not math.isfinite(value):
-        raise Refused(f"the reward function returned {value}; a reward must be finite")
+
+
+def finite(value, giver):
+    """Returns a number as a float; None for what is no number. Refuses NaN and infinity."""
+    value = number(value)
+    if value is not None and not math.isfinite(value):
+        raise Refused(f"{giver} returned {value}; a reward must be finite")
     return value
 
 

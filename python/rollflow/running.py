@@ -1,10 +1,13 @@
 """Runs of the program `rollflow`: from a recipe and Python functions to rows of metrics."""
+import atexit
+import itertools
 import json
 import numbers
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -55,7 +58,7 @@ class Flow:
         recipe = self.recipe
         if isinstance(recipe, dict):
             recipe = os.path.join(folder, "recipe.toml")
-            with open(recipe, "w") as file:
+            with open(recipe, "w", encoding="utf-8") as file:
                 file.write(toml(self.recipe))
         changes = {}
         if self.environment or self.tools:
@@ -85,8 +88,6 @@ class Flow:
         return {**section, **({"tools": names} if names else {})}
 
     def interpreter(self):
-        import sys
-
         return os.fspath(self.python or sys.executable)
 
 
@@ -116,35 +117,38 @@ def run(flow, *, out=None, program=None, args=()):
 
 
 class Run:
-    """A run. Iterating waits for rows of metrics until it ends; `RunFailed` if it ends with an error."""
+    """A run. Iterating waits for rows of metrics until it ends; `RunFailed` if it ends with an error.
+
+    A run that still goes on when this program ends, such as by Ctrl-C, is drained.
+    """
 
     def __init__(self, command, out, log):
         self.out, self.log, self.drained = out, log, False
+        self.metrics = os.path.join(out, "metrics.jsonl")
+        # Where the last row of earlier sessions begins, the row, and its step.
+        rows = self.read(0, b"")
+        self.earlier = (*rows[-1], json.loads(rows[-1][1])["step"]) if rows else (0, b"", -1)
         with open(log, "wb") as output:
             # A group of its own, so that Ctrl-C in a notebook interrupts the loop and not the run.
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
+        atexit.register(self.end)
 
     def __iter__(self):
         return self.rows()
 
     def rows(self):
-        """Yields each row of `metrics.jsonl` as a dict, as soon as it is written; none for steps that a resume repeats."""
-        path, begun, last, step = os.path.join(self.out, "metrics.jsonl"), 0, b"", -1
+        """Yields each row that is added to `metrics.jsonl` as a dict, as soon as it is written; none for steps that a resume repeats."""
+        begun, last, step = self.earlier
         while True:
-            ended, data = self.process.poll() is not None, b""
-            if os.path.exists(path):
-                with open(path, "rb") as file:
-                    file.seek(begun)
-                    data = file.read()
+            ended, lines = self.process.poll() is not None, self.read(begun, last)
             # A resume truncates the file and writes the steps after its checkpoint again.
-            if not data.startswith(last):
+            if lines is None:
                 begun, last = 0, b""
                 continue
-            for line in data[len(last) : data.rfind(b"\n") + 1].splitlines(keepends=True):
-                begun, last = begun + len(last), line
-                row = json.loads(line)
+            for begun, last in lines:
+                row = json.loads(last)
                 if row["step"] > step:
                     step = row["step"]
                     yield row
@@ -152,8 +156,21 @@ class Run:
                 return self.check()
             time.sleep(POLL)
 
+    def read(self, begun, last):
+        """Returns the whole lines of `metrics.jsonl` after `last`, which begins at `begun`, each with its begin; None if `last` is not there."""
+        data = b""
+        if os.path.exists(self.metrics):
+            with open(self.metrics, "rb") as file:
+                file.seek(begun)
+                data = file.read()
+        if not data.startswith(last):
+            return None
+        lines = data[len(last) : data.rfind(b"\n") + 1].splitlines(keepends=True)
+        begins = itertools.accumulate(map(len, lines), initial=begun + len(last))
+        return list(zip(begins, lines))
+
     def wait(self):
-        """Waits for the end of the run and returns all rows of metrics."""
+        """Waits for the end of the run and returns the rows of metrics."""
         return list(self.rows())
 
     def samples(self):
@@ -171,8 +188,20 @@ class Run:
         self.drained = True
         self.process.send_signal(signal.SIGINT)
 
+    def end(self):
+        """Drains a run that still goes on when this program ends, and waits for its end."""
+        if self.process.poll() is None:
+            print(f"rollflow: the run in {self.out} is drained, since this program ends; Ctrl-C stops it at once", file=sys.stderr, flush=True)
+            self.drain()
+            try:
+                self.process.wait()
+            except KeyboardInterrupt:
+                self.drain()
+                self.process.wait()
+
     def check(self):
         code = self.process.wait()
+        atexit.unregister(self.end)
         if code != 0 and not (self.drained and code == DRAINED):
             with open(self.log, errors="replace") as file:
                 lines = file.read().splitlines()[-LAST_LINES:]
@@ -186,6 +215,7 @@ class Run:
         if self.process.poll() is None:
             self.drain()
         self.process.wait()
+        atexit.unregister(self.end)
 
 
 def inline(value):

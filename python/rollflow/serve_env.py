@@ -19,7 +19,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from .environments import Environments
-from .loading import ERRORS, Refused, as_json, explain, load
+from .loading import ERRORS, Refused, as_json, explain, load, serve
 from .rewards import Reward
 
 LONGEST = 64 << 20
@@ -155,7 +155,7 @@ def main():
     print(f"http://{args.host}:{http.server_port}", flush=True)
     try:
         # User code runs in the main thread, where signals work.
-        loop.run_forever()
+        serve(loop, server.is_async)
     except KeyboardInterrupt:
         pass
 

@@ -22,7 +22,7 @@ def files_of(targets, folder):
     missing = [target for target, path in zip(targets, found) if path is None]
     if missing:
         written = os.path.join(folder, f"{missing[0].__name__}.py")
-        with open(written, "w") as file:
+        with open(written, "w", encoding="utf-8") as file:
             file.write(source_of(*missing))
         found = [path or written for path in found]
     return [(path, target.__qualname__) for path, target in zip(found, targets)]

@@ -2,7 +2,7 @@
 
 The first line answers how the file loaded: `{"ready": {...}}` or `{"failed": "why"}`. Each further
 line carries the `id` of its question. Functions run in the main thread, as their authors expect:
-async ones at the same time, others one after the other.
+async ones at the same time, others one after the other. If there are both, async ones run in another thread.
 """
 import asyncio
 import json
@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 
-from .loading import ERRORS, Refused, as_json, explain, load
+from .loading import ERRORS, Refused, as_json, explain, load, serve
 from .running import IN_WORKER
 
 
@@ -75,11 +75,11 @@ def main(questions):
     except ERRORS as error:
         return write(answers, {"failed": explain(error)})
     write(answers, {"ready": {"concurrent": server.is_async, "tokens": server.takes_tokens, "groups": server.takes_groups}})
-    asyncio.run(answer_all(server, questions, answers))
+    answer_all(server, questions, answers)
 
 
-async def answer_all(server, questions, answers):
-    loop = asyncio.get_running_loop()
+def answer_all(server, questions, answers):
+    loop = asyncio.new_event_loop()
     # Tasks that nothing refers to may be collected.
     running = set()
 
@@ -102,4 +102,4 @@ async def answer_all(server, questions, answers):
         end()
 
     threading.Thread(target=read, daemon=True).start()
-    await asyncio.Event().wait()
+    serve(loop, server.is_async)

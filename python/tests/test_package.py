@@ -1,33 +1,24 @@
 """What the package does without a run: descriptions of tools, recipes as TOML, sources of notebooks."""
-import asyncio
 import functools
-import http.client as http_client
-import io
 import json
 import linecache
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
-import threading
 import types
 import typing
 import unittest
-from http.server import ThreadingHTTPServer
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from rollflow import Flow, reward  # noqa: E402
-from rollflow.environments import Environments  # noqa: E402
-from rollflow.loading import Refused, as_json, load  # noqa: E402
-from rollflow.rewards import Reward  # noqa: E402
+from rollflow.loading import Refused, load  # noqa: E402
 from rollflow.running import Run, RunFailed, inline, toml  # noqa: E402
-from rollflow.serve_env import handler, refusal  # noqa: E402
 from rollflow.sources import files_of, source_of  # noqa: E402
 from rollflow.tools import describe  # noqa: E402
-from rollflow.verifiers_env import Verifiers  # noqa: E402
-from rollflow.worker import write  # noqa: E402
 
 
 def at_top(completion):
@@ -137,14 +128,13 @@ while True:
 
 
 class Runs(unittest.TestCase):
-    def test_rows_follow_a_resume_to_its_drain_and_repeat_no_step(self):
+    def test_rows_follow_a_resume_to_its_drain_and_repeat_no_step_of_an_earlier_session(self):
         with tempfile.TemporaryDirectory() as folder:
             metrics, go = (os.path.join(folder, name) for name in ("metrics.jsonl", "go"))
             pathlib.Path(metrics).write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2, 3)))
             run = Run([sys.executable, "-c", RESUMED, metrics, go], folder, os.path.join(folder, "log"))
             with run:
                 rows = iter(run)
-                self.assertEqual([next(rows)["step"] for _ in range(3)], [1, 2, 3])
                 pathlib.Path(go).touch()
                 self.assertEqual(next(rows), {"step": 4, "loss": 0.12345})
                 run.drain()
@@ -152,6 +142,34 @@ class Runs(unittest.TestCase):
             run.drained = False
             with self.assertRaisesRegex(RunFailed, "code 75"):
                 run.wait()
+
+    def test_a_run_in_a_used_folder_yields_no_row_of_the_other_run(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "metrics.jsonl").write_text('{"step": 1}\n')
+            run = Run([sys.executable, "-c", "import sys; sys.exit('the folder holds a run')"], folder, os.path.join(folder, "log"))
+            with self.assertRaisesRegex(RunFailed, "the folder holds a run"):
+                next(iter(run))
+
+    def test_a_run_does_not_outlive_the_program_that_started_it(self):
+        waits = "import pathlib, signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit(75)); pathlib.Path(sys.argv[1]).touch(); signal.pause()"
+        starts = (
+            "import os, sys, time; from rollflow.running import Run; folder, waits = sys.argv[1:]; ready = os.path.join(folder, 'ready')\n"
+            "run = Run([sys.executable, '-c', waits, ready], folder, os.path.join(folder, 'log'))\n"
+            "while not os.path.exists(ready): time.sleep(0.01)\n"
+            "print(run.process.pid); raise KeyboardInterrupt"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            ended = subprocess.run([sys.executable, "-c", starts, folder, waits], cwd=HERE.parent, capture_output=True, text=True, timeout=60)
+            self.assertIn(f"the run in {folder} is drained", ended.stderr)
+            with self.assertRaises(ProcessLookupError):
+                os.kill(int(ended.stdout), 0)
+
+    def test_files_of_a_run_are_utf_8_in_every_locale(self):
+        with tempfile.TemporaryDirectory() as folder:
+            writes = "import sys; from rollflow import Flow; Flow({'name': '\\u6f22'}).arguments(sys.argv[1])"
+            environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+            subprocess.run([sys.executable, "-c", writes, folder], cwd=HERE.parent, env=environment, check=True)
+            self.assertEqual(pathlib.Path(folder, "recipe.toml").read_text(encoding="utf-8"), 'name = "漢"\n')
 
     def test_samples_leave_out_a_line_that_is_being_written(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -233,189 +251,6 @@ class Notebooks(unittest.TestCase):
             self.assertIn('"environment" = "Game", "tools" = ["add", "subtract"]', arguments[2])
             [file] = pathlib.Path(folder).iterdir()
             self.assertEqual((load(str(file), "Game")().reset(), load(str(file), "subtract")(1)), (4, -2))
-
-
-class Served(unittest.TestCase):
-    def test_a_completion_in_messages_begins_with_the_first_turn_of_the_policy(self):
-        turn = lambda role, content: {"role": role, "content": content}
-        prompt = [turn("user", "hi"), turn("assistant", "old"), turn("user", "2+2?")]
-        replies, seen = [turn("assistant", "5"), turn("user", "No."), turn("assistant", "4")], []
-
-        def judge(completions, **columns):
-            seen.append(completions[0])
-            return [1.0]
-
-        begun = [turn("system", "Count."), turn("user", "2+2?")]
-        for conversation in [prompt + replies, prompt[:-1] + [turn("user", "2+2? Think.")] + replies, begun + replies]:
-            sample = {"response": "54", "status": "completed", "metadata": {"conversation": conversation}}
-            question = {"prompt": "2+2?", "messages": prompt, "samples": [sample]}
-            self.assertEqual(asyncio.run(Reward(judge).answer(question)), {"rewards": [1.0]})
-        self.assertEqual(seen, [replies] * 3)
-
-    def test_an_answer_is_json_whatever_it_has(self):
-        pipe = io.BytesIO()
-        write(pipe, {"error": "lone \ud83d, é"})
-        self.assertEqual(pipe.getvalue().decode(), '{"error": "lone ?, é"}\n')
-        with self.assertRaisesRegex(TypeError, "a value of type object, which JSON does not have"):
-            as_json({"metadata": object()})
-
-    def test_a_grade_may_have_values_of_numpy(self):
-        class Game:
-            def reset(self):
-                pass
-
-            def grade(self):
-                return {"reward": Wide(0.5), "correct": Truth([1]), "metadata": {"found": Truth([1, 2])}}
-
-        of = Environments(Game)
-        begun = {"episode": "e", "seed": 1, "metadata": {}, "messages": [{"role": "user", "content": "go"}]}
-        asyncio.run(of.answer({**begun, "do": "reset"}))
-        grade = json.loads(as_json(asyncio.run(of.answer({**begun, "do": "grade"}))))
-        self.assertEqual(grade, {"reward": 0.5, "correct": True, "metadata": {"found": [1, 2]}})
-
-    def test_environments_wait_for_each_other_only_where_a_method_does_not_wait(self):
-        class Waits:
-            async def reset(self):
-                pass
-
-            @staticmethod
-            def tasks():
-                yield "1+1="
-
-        self.assertTrue(Environments(Waits).is_async)
-        Waits.close = lambda self: None
-        self.assertFalse(Environments(Waits).is_async)
-
-    def test_the_reward_of_a_resumed_episode_sees_its_turns_before_that(self):
-        class Game:
-            turns = 0
-
-            def reset(self):
-                pass
-
-            def step(self, text):
-                self.turns += 1
-                return "next"
-
-            def save(self):
-                return self.turns
-
-            def restore(self, state):
-                self.turns = state
-
-        def replies(completion, environment):
-            return len(completion) * environment.turns
-
-        begun = {"episode": "e", "index": 0, "seed": 1, "metadata": {}, "messages": [{"role": "user", "content": "go"}]}
-        asked = lambda of, **question: asyncio.run(of.answer({**begun, **question}))
-        turn = {"text": "ab", "calls": [], "malformed": []}
-        first = Environments(Game, (), replies)
-        asked(first, do="reset")
-        state = asked(first, do="step", **turn)["state"]
-        # In a new process, the episode is begun again and has what was saved.
-        second = Environments(Game, (), replies)
-        asked(second, do="reset")
-        state = asked(second, do="step", state=state, **turn)["state"]
-        third = Environments(Game, (), replies)
-        asked(third, do="reset")
-        self.assertEqual(asked(third, do="grade", state=state)["reward"], 8.0)
-
-    def test_the_servers_of_an_environment_that_failed_to_start_are_started_again_by_the_next_episode(self):
-        class Serving:
-            def __init__(self, starts):
-                self.starts = starts
-
-            async def __aenter__(self):
-                if not self.starts:
-                    raise OSError("no port is free")
-
-        class Task:
-            def __init__(self, data, config):
-                pass
-
-            @staticmethod
-            def data_type():
-                return types.SimpleNamespace(model_validate=lambda task: task)
-
-        async def run_episode(task, context):
-            trace = types.SimpleNamespace(agent=types.SimpleNamespace(trainable=True), errors=[], rewards={}, metrics={}, reward=1, stop_condition=None)
-            return types.SimpleNamespace(errors=[], traces=[trace])
-
-        asks = []
-        outcomes = iter([False, True])
-        config = types.SimpleNamespace(taskset=types.SimpleNamespace(task=None))
-        verifiers = object.__new__(Verifiers)
-        verifiers.vf = types.SimpleNamespace(EvalClientConfig=dict, ModelContext=dict, SamplingConfig=dict)
-        verifiers.env = types.SimpleNamespace(serving=lambda: asks.append(1) or Serving(next(outcomes)), config=config, run_episode=run_episode)
-        verifiers.task_class, verifiers.serving = Task, None
-        question = {"do": "run", "metadata": {"task": {}}, "base_url": "http://127.0.0.1:1", "model": "policy"}
-
-        async def episodes():
-            both = await asyncio.gather(verifiers.answer(question), verifiers.answer(question), return_exceptions=True)
-            self.assertEqual([str(error) for error in both], ["no port is free"] * 2)
-            self.assertEqual([(await verifiers.answer(question))["reward"] for _ in range(2)], [1.0, 1.0])
-
-        asyncio.run(episodes())
-        self.assertEqual(len(asks), 2)
-
-    def test_a_request_without_a_token_or_with_an_unreadable_length_is_refused_unread(self):
-        http = ThreadingHTTPServer(("127.0.0.1", 0), handler(Environments(None, [add_one]), asyncio.new_event_loop(), "secret"))
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        try:
-            for token, length, status in [("no", "-1", 401), ("secret", "-1", 400), ("secret", "x", 400), ("secret", str(1 << 40), 413)]:
-                client = http_client.HTTPConnection("127.0.0.1", http.server_port, timeout=10)
-                client.putrequest("POST", "/")
-                client.putheader("Authorization", f"Bearer {token}")
-                client.putheader("Content-Length", length)
-                client.endheaders()
-                found = client.getresponse()
-                self.assertEqual((found.status, found.getheader("Connection")), (status, "close"), length)
-                client.close()
-        finally:
-            http.shutdown()
-            http.server_close()
-
-    def test_a_web_page_of_another_site_is_refused_where_there_is_no_token(self):
-        http = ThreadingHTTPServer(("127.0.0.1", 0), handler(Environments(None, [add_one]), asyncio.new_event_loop(), None))
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        local = f"127.0.0.1:{http.server_port}"
-        try:
-            for host, origin, status in [
-                (local, None, 400),
-                (local, f"http://{local}", 400),
-                ("localhost", "http://localhost:8888", 400),
-                (local, "https://evil.example", 403),
-                (local, "http://203.0.113.7", 403),
-                (local, "null", 403),
-                ("evil.example", None, 403),
-                ("", None, 403),
-            ]:
-                client = http_client.HTTPConnection("127.0.0.1", http.server_port, timeout=10)
-                client.putrequest("POST", "/", skip_host=True)
-                client.putheader("Host", host)
-                if origin:
-                    client.putheader("Origin", origin)
-                # A request that passes this check gets 400 for its length.
-                client.putheader("Content-Length", "x")
-                client.endheaders()
-                found = client.getresponse()
-                self.assertEqual(found.status, status, (host, origin, found.read()))
-                client.close()
-        finally:
-            http.shutdown()
-            http.server_close()
-        self.assertIsNone(refusal("rewards:9000", None, False))
-        self.assertIsNone(refusal("rewards:9000", "http://rewards:9000", False))
-        self.assertIn("evil.example", refusal("10.2.3.4:9000", "https://evil.example", False))
-
-
-def add_one(a: int):
-    """Adds one.
-
-    Args:
-        a: A number.
-    """
-    return a + 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 //! Client of a reward service, over HTTP or in Python processes of this run.
 //!
 //! A group's samples are one request; a judge that does not compare them gets one request for each
-//! distinct completion. If it fails, the other completions keep their grades.
+//! distinct completion. If it fails, the other completions keep their grades. A Python function that
+//! takes no lists gets one for each completion, so that its timeout is that of a call.
 //! Failed, late and malformed responses are retried with backoff, for the samples that still have no
 //! reward. The last retry asks for each sample alone, so that one bad sample costs no other its
 //! reward. A Python function that takes lists may compare completions: it always gets the whole
@@ -177,7 +178,7 @@ impl Service {
                 alike.into_values().collect()
             }
             _ if self.takes_groups() => vec![(0..group.samples.len()).collect()],
-            _ if alone => places.into_iter().map(|place| vec![place]).collect(),
+            _ if alone || matches!(self.kind, Kind::Python(_)) => places.into_iter().map(|place| vec![place]).collect(),
             _ => vec![places],
         }
     }

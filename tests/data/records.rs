@@ -44,6 +44,38 @@ fn tools_are_read_as_a_list_and_as_text_in_every_shape_and_reach_the_template() 
 }
 
 #[test]
+fn a_prompt_keeps_the_fields_that_its_answer_is_taken_from_and_their_types() {
+    for (record, answer) in [
+        (json!({"solution": "2"}), "2"),
+        (json!({"solution": 2.5}), "2.5"),
+        (json!({"ground_truth": "2", "target": "9"}), "2"),
+        (json!({"solution": "long", "answer": "2"}), "2"),
+        (json!({"solution": ["a", "b"]}), r#"["a","b"]"#),
+        (json!({"completion": [{"role": "assistant", "content": "c"}]}), "c"),
+        (json!({"ground_truth": {"target": ["a"]}}), r#"{"target":["a"]}"#),
+        (json!({"reward_model": {"style": "rule", "ground_truth": {"target": ["a"]}}}), r#"{"target":["a"]}"#),
+    ] {
+        let mut prompt = json!({"prompt": "q"});
+        prompt.as_object_mut().unwrap().extend(record.as_object().unwrap().clone());
+        let found = read::<Prompt>(&prompt).unwrap();
+        assert_eq!(found.answer(), Some(answer), "{record}");
+        let mut expected = record.clone();
+        expected["answer"] = answer.into();
+        assert_eq!(json!(found.metadata), expected);
+    }
+    for (answer, text) in [(json!(2), "2"), (json!(["a", "b"]), r#"["a","b"]"#)] {
+        let found = read::<Prompt>(&json!({"prompt": "q", "answer": answer})).unwrap();
+        assert_eq!(json!(found.metadata), json!({"answer": text, "answer_of_record": answer}));
+    }
+    let columns = Columns { answer: Some("gold".into()), ..Columns::default() };
+    let record = json!({"prompt": "q", "gold": 3, "answer": 2});
+    let found = Prompt::read(record.as_object().unwrap().clone(), &columns).unwrap();
+    assert_eq!(json!(found.metadata), json!({"gold": 3, "answer": "3"}));
+    // A list is nothing to imitate.
+    assert_eq!(read::<Example>(&json!({"prompt": "q", "answer": ["a"]})).unwrap_err(), "without a completion");
+}
+
+#[test]
 fn an_instruction_has_its_input_also_where_a_column_names_it() {
     let columns = Columns { prompt: Some("instruction".into()), completion: Some("output".into()), ..Columns::default() };
     let record = json!({"instruction": "do", "input": "this", "output": "o"});

@@ -227,11 +227,12 @@ def unknown(completion, gold): return 1
 }
 
 #[test]
-fn a_call_that_hangs_ends_with_its_process_and_the_next_call_has_another() {
+fn a_call_that_hangs_ends_with_its_process_and_repeats_no_other_call() {
     let source = "
 import os, subprocess, time
 
 def hangs(completion):
+    with open(__file__ + '.calls', 'a') as file: file.write(completion + ' ')
     if completion == '8':
         child = subprocess.Popen(['sleep', '1000'])
         with open(__file__ + '.child', 'w') as file: file.write(str(child.pid))
@@ -242,6 +243,10 @@ def hangs(completion):
     let (rewards, failures) = score(file.reward("hangs").start().unwrap(), Duration::from_millis(700));
     assert_eq!(rewards, [Some(1.0), None, Some(1.0)], "{failures:?}");
     assert!(failures[0].text.contains("gave no answer within 0.7 s, and its process was ended"), "{}", failures[0].text);
+    let mut calls: Vec<String> =
+        fs::read_to_string(file.other("my_reward.py.calls")).unwrap().split_whitespace().map(str::to_owned).collect();
+    calls.sort();
+    assert_eq!(calls, ["7", "77", "8", "8", "8"], "the timeout is that of a call");
     let child: i32 = fs::read_to_string(file.other("my_reward.py.child")).unwrap().parse().unwrap();
     assert!(has_gone(child), "what the function started ends with it");
 }

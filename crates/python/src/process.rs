@@ -159,9 +159,9 @@ impl Process {
         self.traits
     }
 
-    /// Returns true if it ended.
-    pub fn has_ended(&self) -> bool {
-        self.shared.ended.lock().is_some()
+    /// Returns the reason why it ended; none if it still runs.
+    pub fn ended(&self) -> Option<String> {
+        self.shared.ended.lock().clone()
     }
 
     /// Asks a question, which is an object. After `limit` without an answer the process is ended, with
@@ -171,7 +171,7 @@ impl Process {
         question["id"] = json!(id);
         let (answer, answered) = oneshot::channel();
         self.shared.waiting.lock().insert(id, answer);
-        if let Some(why) = self.shared.ended.lock().clone() {
+        if let Some(why) = self.ended() {
             return Err(PythonError::Ended { name: self.name.clone(), why });
         }
         self.send(&question);
@@ -180,7 +180,7 @@ impl Process {
             Ok(Err(_)) => Err(PythonError::Ended { name: self.name.clone(), why: "the run ends".to_owned() }),
             Err(_) => {
                 let seconds = limit.as_secs_f64();
-                self.end(format!("another call in it took more than {seconds:.1} s"));
+                self.end(format!("a call in it took more than {seconds:.1} s, which is its timeout"));
                 Err(PythonError::Late { name: self.name.clone(), seconds })
             }
         }

@@ -98,8 +98,8 @@ impl Workers {
     /// Returns the process of a place, after starting another if it has ended.
     async fn process(&self, place: &Place) -> Result<Arc<Process>, PythonError> {
         let mut process = place.process.lock().await;
-        if process.has_ended() {
-            tracing::warn!("{}: its Python process ended and starts again", self.name());
+        if let Some(why) = process.ended() {
+            tracing::warn!("{}: its Python process ended ({why}) and starts again", self.name());
             let (tell, told) = oneshot::channel();
             let inner = self.0.clone();
             // On the tasks' runtime, which outlives that of the caller.
@@ -146,16 +146,18 @@ impl Drop for Counted {
 }
 
 impl Session {
-    /// Asks the process of the episode, by a deadline.
+    /// Asks the process of the episode, and waits for room until `deadline`. The call itself may take as
+    /// long as from now to the deadline, however long it waited.
     ///
     /// # Errors
     /// [`PythonError::Late`] if the call itself took too long, and [`PythonError::Ended`] if the
     /// process ended or other episodes kept it busy.
     pub async fn ask(&self, question: Value, deadline: Instant) -> Result<Value, PythonError> {
         let Counted { workers, at } = &self.counted;
+        let limit = deadline.saturating_duration_since(Instant::now());
         let room = timeout_at(deadline.into(), workers.0.places[*at].room.acquire()).await;
         let full = "it had no room for the call by its deadline; give environment.processes more, or raise step_timeout";
         let _room: SemaphorePermit<'_> = room.map_err(|_| workers.ended(full))?.map_err(|_| workers.ended("the run ends"))?;
-        self.process.ask(question, deadline.saturating_duration_since(Instant::now())).await
+        self.process.ask(question, limit).await
     }
 }

@@ -8,6 +8,7 @@ use rollflow::data::source::{DataSet, DataSpec, Example, Mixed, Shape, refused, 
 use rollflow::data::{BufferState, DataBuffer, DataError, Pair, PromptText, arithmetic};
 use rollflow::prelude::*;
 use rollflow::recipe::{Chat, Environment, Plan, Source as DataSource, Task, TaskData};
+use serde_json::{Map, Value};
 
 use crate::assemble::policy::Reader;
 use crate::assemble::{conversations, environments};
@@ -30,9 +31,21 @@ pub fn prompt_dataset(
     Ok(Mixed::open_if(&specs(&task.data.sources()), seed, task.shuffle, usable)?)
 }
 
-/// The reason to skip a prompt without the reference answer that the reward `compares` with.
+/// The reason to skip a prompt without the reference answer that the reward `compares` with as text.
 pub fn answered(compares: bool, prompt: &Prompt) -> Result<(), String> {
-    if compares && prompt.answer().is_none() { Err("without a reference answer".to_owned()) } else { Ok(()) }
+    match prompt.answer().filter(|_| compares) {
+        None if compares => Err("without a reference answer".to_owned()),
+        Some(answer) if is_compound(answer, &prompt.metadata) => {
+            Err("whose reference answer is a list or an object, which only functions and services compare with".to_owned())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns true if a record has this answer as a list or as an object, and not as text.
+fn is_compound(answer: &str, record: &Map<String, Value>) -> bool {
+    let Ok(value @ (Value::Array(_) | Value::Object(_))) = serde_json::from_str(answer) else { return false };
+    record.values().any(|field| *field == value || field.as_object().is_some_and(|inner| inner.values().any(|of| *of == value)))
 }
 
 /// Reads the first few prompts of `[task]`, from as few records of each source.
@@ -214,5 +227,25 @@ pub(crate) fn sums(digits: u32, count: Option<usize>, seed: u64) -> Vec<Pair> {
     match count {
         Some(count) => arithmetic::drawn_addition(digits, count, seed),
         None => arithmetic::addition(digits),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn prompts_whose_answer_is_no_text_are_skipped_where_texts_are_compared() {
+        let reason = |record: Value| {
+            let prompt = Prompt { metadata: record.as_object().cloned().unwrap(), ..Prompt::from("1+1=") };
+            assert_eq!(answered(false, &prompt), Ok(()));
+            answered(true, &prompt).err()
+        };
+        assert!(reason(json!({ "answer": "[1]", "answer_of_record": [1] })).unwrap().contains("a list"));
+        assert!(reason(json!({ "answer": "{\"a\":1}", "reward_model": { "ground_truth": { "a": 1 } } })).is_some());
+        assert_eq!(reason(json!({ "answer": "[1]", "level": 1 })), None, "a text that looks like a list");
+        assert_eq!(reason(json!({ "question": "x" })).unwrap(), "without a reference answer");
     }
 }

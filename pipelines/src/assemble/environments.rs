@@ -25,6 +25,7 @@ const LISTING: Duration = Duration::from_secs(3600);
 
 /// Builds the environment with its limits, for a model that reads at most `positions` tokens.
 pub fn agent(of: &Environment, net: &Net, seed: u64, positions: usize) -> Result<Agent> {
+    let mut workers = of.limits.workers;
     let agent = match &of.kind {
         EnvironmentKind::Calculator => Agent::new(CalculatorEnvironment::default),
         EnvironmentKind::Game { highest } => {
@@ -39,7 +40,12 @@ pub fn agent(of: &Environment, net: &Net, seed: u64, positions: usize) -> Result
             Agent::new(move || SearchEnvironment::new(corpus.clone(), results))
         }
         EnvironmentKind::Code(of) => Agent::by(programming_environment(of.sandbox()?, &of.tests)),
-        EnvironmentKind::Python(_) | EnvironmentKind::OpenEnv(_) => Agent::by(python_environment(python(&of.kind)?)),
+        EnvironmentKind::Python(_) | EnvironmentKind::OpenEnv(_) => {
+            let processes = python(&of.kind)?;
+            // A rollout that waits for a worker has no deadline yet, one that waits for its process has.
+            workers = workers.min(processes.capacity());
+            Agent::by(python_environment(processes))
+        }
         EnvironmentKind::Http(served) => {
             let endpoint = secrets::endpoint(&served.url, served.token_env.as_ref(), net)?;
             Agent::by(served_environment(endpoint, served.retry.policy(served.retries)?, served.concurrency)?)
@@ -60,7 +66,7 @@ pub fn agent(of: &Environment, net: &Net, seed: u64, positions: usize) -> Result
         _ => agent.parser(of.parser),
     };
     let max_tokens = Some(of.limits.max_tokens.unwrap_or(positions).min(positions));
-    Ok(agent.limits(|limits| *limits = AgentLimits { max_tokens, ..of.limits.clone() }).seed(seed))
+    Ok(agent.limits(|limits| *limits = AgentLimits { max_tokens, workers, ..of.limits.clone() }).seed(seed))
 }
 
 /// Serves the model to agents in other processes.
@@ -91,4 +97,30 @@ pub fn tasks(of: Option<&Environment>, limit: Option<usize>) -> Result<Vec<Promp
     ensure!(!tasks.is_empty(), "{} has no tasks", workers.name());
     info!("Tasks: {} of {}", tasks.len(), workers.name());
     Ok(tasks.into_iter().map(|Task { messages, columns }| Prompt { metadata: columns, ..Prompt::from(messages) }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use rollflow::python::{PythonEnvironment, PythonProcesses};
+
+    use super::*;
+
+    #[test]
+    fn an_environment_of_python_works_on_as_many_rollouts_as_its_processes_take_calls() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("my_env.py");
+        let source = "class Computes:\n    def reset(self): pass\n\nclass Waits:\n    async def reset(self): pass\n";
+        std::fs::write(&file, source).unwrap();
+        let workers = |name: &str, workers: usize| {
+            let processes = PythonProcesses { processes: 2, calls_in_flight: 3, ..PythonProcesses::default() };
+            let environment = Some(name.to_owned());
+            let python = PythonEnvironment { file: file.clone(), environment, processes, ..PythonEnvironment::default() };
+            let limits = AgentLimits { workers, ..AgentLimits::default() };
+            let of = Environment { kind: EnvironmentKind::Python(python), limits, ..Environment::default() };
+            let mut found = 0;
+            drop(agent(&of, &Net::default(), 0, 64).unwrap().limits(|limits| found = limits.workers));
+            found
+        };
+        assert_eq!((workers("Computes", 32), workers("Waits", 32), workers("Waits", 4)), (2, 6, 4));
+    }
 }

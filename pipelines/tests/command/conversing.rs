@@ -173,7 +173,7 @@ fn text_that_is_asked_as_the_user_is_the_conversation_that_it_means() {
         fs::write(&file, lines.collect::<String>()).unwrap();
         file
     };
-    let text = write("text", &|question, answer| json!({"question": question, "answer": answer}));
+    let text = write("text", &|question, answer| json!({"question": question, "completion": answer, "answer": answer}));
     let chats = write("chats", &|question, answer| {
         let turns = [json!({"role": "system", "content": "Be brief."}), json!({"role": "user", "content": question})];
         json!({"prompt": turns, "completion": answer, "answer": answer})

@@ -12,7 +12,8 @@
 //! Fields are tried in this order: a record with `messages` is a conversation, whatever else it
 //! has. Turns have `role` and `content`, or ShareGPT's `from` and `value`. `tools` are a list, or its
 //! JSON as text. Without a ground truth, the completion is it. Without a prompt, `chosen` and
-//! `rejected` begin with it. Unused fields go to the prompt's metadata.
+//! `rejected` begin with it. Unused fields go to the prompt's metadata, and so do completion and
+//! ground truth under their own names.
 
 use serde_json::Value;
 
@@ -24,6 +25,9 @@ const CONVERSATION: [&str; 3] = ["messages", "conversations", "conversation"];
 const PROMPT: [&str; 5] = ["prompt", "question", "instruction", "problem", "query"];
 const COMPLETION: [&str; 5] = ["completion", "response", "output", "solution", "answer"];
 const ANSWER: [&str; 4] = ["answer", "ground_truth", "target", "reward_model.ground_truth"];
+
+/// The metadata's name of a field `answer` that is no text, with the value that the record has.
+const ANSWER_OF_RECORD: &str = "answer_of_record";
 
 section! {
     /// Names of fields; a dot leads into an object, such as "reward_model.ground_truth". Fields
@@ -100,13 +104,15 @@ pub enum Example {
 struct Found {
     said: Said,
     tools: Vec<Value>,
-    answer: Option<String>,
+    /// The ground truth.
+    answer: Option<Value>,
     rest: Metadata,
 }
 
 enum Said {
     Turns(Vec<ChatMessage>),
-    Asked(PromptText, Option<Vec<ChatMessage>>),
+    /// A prompt and its completion.
+    Asked(PromptText, Option<Value>),
     Text(String),
 }
 
@@ -124,13 +130,10 @@ fn recognise(mut record: Metadata, columns: &Columns) -> Result<Found, String> {
         // The ground truth first: an `answer` in a record with a solution is no completion, and
         // without one it is both.
         let given = ground_truth(&mut record, columns)?;
-        let completion = match take_named(&mut record, &columns.completion, &COMPLETION)? {
-            Some(completion) => Some(turns::completion(completion)?),
-            None => given.clone().map(|text| vec![turns::said(text)]),
-        };
-        let answer = given.or_else(|| Some(completion.as_ref()?.last()?.content.clone()));
+        let completion = take_named(&mut record, &columns.completion, &COMPLETION)?
+            .or_else(|| given.clone().filter(|given| !given.is_array() && !given.is_object()));
         let tools = tools(&mut record)?;
-        return Ok(Found { said: Said::Asked(prompt, completion), tools, answer, rest: record });
+        return Ok(Found { said: Said::Asked(prompt, completion), tools, answer: given, rest: record });
     }
     match take_named(&mut record, &columns.text, &["text"])? {
         Some(Value::String(text)) if text.trim().is_empty() => Err("empty".into()),
@@ -173,13 +176,22 @@ fn prompt(record: &mut Metadata, columns: &Columns) -> Result<Option<PromptText>
     }))
 }
 
-fn ground_truth(record: &mut Metadata, columns: &Columns) -> Result<Option<String>, String> {
-    match take_named(record, &columns.answer, &ANSWER)? {
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(value @ (Value::Number(_) | Value::Bool(_))) => Ok(Some(value.to_string())),
-        Some(_) => Err("whose answer is neither text, number nor truth value".into()),
-        None => Ok(None),
+fn ground_truth(record: &mut Metadata, columns: &Columns) -> Result<Option<Value>, String> {
+    take_named(record, &columns.answer, &ANSWER)
+}
+
+/// A text, or the JSON of another value.
+fn text_of(value: Value) -> String {
+    match value {
+        Value::String(text) => text,
+        other => other.to_string(),
     }
+}
+
+/// Text of a completion: its last turn, or the JSON of a value that is no conversation.
+fn last_turn(completion: Value) -> String {
+    let last = turns::completion(completion.clone()).ok().and_then(|mut turns| turns.pop());
+    last.map_or_else(|| text_of(completion), |turn| turn.content)
 }
 
 /// Takes the tools: a list, which some data sets write as text.
@@ -203,7 +215,7 @@ impl Shape for Example {
             Said::Turns(turns) if count_turns(&turns, Some("assistant")) == 0 => Err("without a turn to learn".into()),
             Said::Turns(turns) => Ok(Example::Chat { turns, tools, first: 0 }),
             Said::Asked(PromptText::Chat(asked), Some(completion)) => {
-                let first = asked.len();
+                let (first, completion) = (asked.len(), turns::completion(completion)?);
                 // Some data sets repeat the prompt in the completion, with or without its system turn.
                 let after_system = asked.iter().position(|turn| turn.role != "system").unwrap_or(first);
                 let repeats = |prompt: &&[ChatMessage]| completion.len() > prompt.len() && completion.starts_with(prompt);
@@ -211,7 +223,8 @@ impl Shape for Example {
                 Ok(Example::Chat { turns: [&asked[..], &completion[repeated..]].concat(), tools, first })
             }
             Said::Asked(prompt, Some(completion)) => {
-                Ok(Example::Pair(Pair { prompt, completion: turns::text_alone(completion)?, tools }))
+                let completion = turns::text_alone(turns::completion(completion)?)?;
+                Ok(Example::Pair(Pair { prompt, completion, tools }))
             }
             Said::Asked(_, None) => Err("without a completion".into()),
             Said::Text(text) => Ok(Example::Text(text)),
@@ -220,11 +233,16 @@ impl Shape for Example {
 }
 
 /// Reads a prompt; of a conversation, all turns before the assistant's last. The ground truth goes
-/// to `metadata["answer"]`, as does the reference completion if there is no other; tools go to
-/// `metadata["tools"]`.
+/// to `metadata["answer"]` as text, as does the reference completion if there is no other; tools go
+/// to `metadata["tools"]`. A field `answer` that is no text is in `metadata["answer_of_record"]`, too.
 impl Shape for Prompt {
     fn read(record: Metadata, columns: &Columns) -> Result<Self, String> {
-        let Found { said, tools, mut answer, rest: mut metadata } = recognise(record, columns)?;
+        let named = [&columns.completion, &columns.answer].into_iter().flatten().map(String::as_str);
+        let own = named.chain(COMPLETION).chain(ANSWER).filter_map(|name| record.get_key_value(name));
+        let own: Vec<_> = own.map(|(name, value)| (name.clone(), value.clone())).collect();
+        let Found { said, tools, answer, rest: mut metadata } = recognise(record, columns)?;
+        metadata.extend(own);
+        let mut answer = answer.map(text_of);
         let text = match said {
             Said::Turns(mut turns) => {
                 let before = turns.iter().rposition(|turn| turn.role != "assistant").map_or(0, |last| last + 1);
@@ -232,14 +250,22 @@ impl Shape for Prompt {
                 turns.truncate(before);
                 PromptText::Chat(turns)
             }
-            Said::Asked(text, _) => text,
+            Said::Asked(text, completion) => {
+                answer = answer.or_else(|| completion.map(last_turn));
+                text
+            }
             Said::Text(text) => PromptText::Text(text),
         };
         if matches!(&text, PromptText::Chat(turns) if turns.is_empty()) {
             return Err("without a question".into());
         }
         metadata.extend(Some(tools).filter(|tools| !tools.is_empty()).map(|tools| ("tools".to_owned(), tools.into())));
-        metadata.extend(answer.map(|answer| ("answer".to_owned(), answer.into())));
+        if let Some(answer) = answer {
+            let own = metadata.insert("answer".to_owned(), answer.into());
+            let is_answer = columns.answer.as_deref().is_none_or(|name| name == "answer");
+            let own = own.filter(|own| is_answer && !own.is_string() && !own.is_null());
+            metadata.extend(own.map(|own| (ANSWER_OF_RECORD.to_owned(), own)));
+        }
         Ok(Prompt { text, metadata, ..Prompt::default() })
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn completion(value: Value) -> Result<Vec<ChatMessage>, String> {
 }
 
 /// A turn of the assistant with this text.
-pub(super) fn said(text: String) -> ChatMessage {
+fn said(text: String) -> ChatMessage {
     ChatMessage::new(ASSISTANT, text)
 }
 
