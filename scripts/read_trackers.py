@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import signal
 import socket
 import struct
@@ -61,6 +62,9 @@ def mlflow():
     import mlflow
     client, rows = mlflow.MlflowClient(uri), {}
     (found,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
+    if found.info.status != "FINISHED":
+        return found.info.status
+    assert len(found.data.params) > 100, f"each key of the recipe is a parameter: {len(found.data.params)}"
     for key in found.data.metrics:
         for metric in client.get_metric_history(found.info.run_id, key):
             assert metric.step not in rows or key not in rows[metric.step], f"{key} of step {metric.step} twice"
@@ -81,7 +85,7 @@ def tensorboard():
     return rows
 
 
-print(json.dumps({"wandb": wandb(), "trackio": trackio(), "mlflow": mlflow(), "tensorboard": tensorboard()}))
+print(json.dumps({read.__name__: read() for read in (wandb, trackio, mlflow, tensorboard)}))
 """
 
 
@@ -98,9 +102,18 @@ def main(rollflow, python, folder):
     server = subprocess.Popen(
         [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--backend-store-uri", f"sqlite:///{folder}/mlflow.db",
          "--artifacts-destination", str(folder / "artifacts")], stdout=subprocess.DEVNULL, stderr=open(folder / "mlflow.log", "w"), start_new_session=True)
+    # MLflow doesn't take such names.
+    (folder / "rewards.py").write_text(
+        "def reward(completion, answer):\n"
+        "    return {'reward': float(completion == answer), 'len>3': float(len(completion) > 3), 'f1 (macro)': 0.5}\n")
     sets = ["train.steps=60", "sft.steps=2", "observe.progress=false", "observe.tensorboard=true", "observe.rollouts_every=5", "checkpoint.every=5", "flow.max_staleness=0",
-            "train.target_reward=2", "eval={every=20,limit=10}", f"observe.wandb={{offline=true, python={python!r}}}",
+            "train.target_reward=2", "eval={every=20,limit=10}", f"reward={{kind='python', file='{folder}/rewards.py', function='reward'}}",
+            f"observe.wandb={{offline=true, python={python!r}}}",
             f"observe.trackio={{project='sums', python={python!r}}}", f"observe.mlflow={{project='sums', uri={uri!r}, python={python!r}}}"]
+
+    def read():
+        return json.loads(subprocess.run([python, "-c", READER, folder, run, uri], env=env, check=True, stdout=subprocess.PIPE).stdout)
+
     try:
         for _ in range(600):
             with contextlib.suppress(OSError):
@@ -123,10 +136,11 @@ def main(rollflow, python, folder):
             process.wait()
             # The trackers of a killed run end by themselves; the resumed run's continue.
             time.sleep(10)
+            assert read()["mlflow"] == "FAILED", "a killed run has not finished"
             subprocess.run([rollflow, "resume", run], env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         else:
             print("the run ended before it was killed")
-        found = subprocess.run([python, "-c", READER, folder, run, uri], env=env, check=True, stdout=subprocess.PIPE)
+        found = read()
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()
@@ -136,14 +150,16 @@ def main(rollflow, python, folder):
         step = row.pop("step")
         expected[step] = {name: float(value) for name, value in row.items()}
     assert len(expected) == 60, len(expected)
-    for tracker, rows in json.loads(found.stdout).items():
+    assert "reward_part_len>3" in expected[1], expected[1]
+    for tracker, rows in found.items():
         number = lambda value: float({"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}.get(value, value))
         same = lambda a, b: math.isclose(a, b, rel_tol=1e-12) or math.isnan(a) and math.isnan(b)
         finite, single = tracker == "mlflow", tracker == "tensorboard"
+        named = (lambda name: re.sub("[>()]", "_", name)) if tracker == "mlflow" else str
         stored = lambda value: struct.unpack("f", struct.pack("f", value))[0] if single else value
-        wrong = [f"{name} at step {step}: {rows.get(str(step), {}).get(name)}, metrics.jsonl has {value}"
+        wrong = [f"{name} at step {step}: {rows.get(str(step), {}).get(named(name))}, metrics.jsonl has {value}"
                  for step, row in expected.items() for name, value in row.items() if not (finite and not math.isfinite(value))
-                 if not (name in rows.get(str(step), {}) and same(number(rows[str(step)][name]), stored(value)))]
+                 if not (named(name) in rows.get(str(step), {}) and same(number(rows[str(step)][named(name)]), stored(value)))]
         assert not wrong, f"{tracker}: {len(wrong)} numbers are missing or different:\n" + "\n".join(wrong[:10])
         if single:
             unexpected = [f"{name} at step {step}" for step, row in rows.items() for name in row if name not in expected.get(int(step), {})]

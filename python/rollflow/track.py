@@ -2,13 +2,17 @@
 
     python3 track.py wandb runs/mine '{"project": "rollflow"}'
 
-Ends when its standard input does and everything is logged. `FOLDER/trackers/KIND.json` keeps the tracker's run and the last step that it
-has, so that a run that is resumed goes on in the same one. Steps that a resume repeats are not logged twice.
+Ends when its standard input does and everything is logged, with the state in which the run ended. `FOLDER/trackers/KIND.json` keeps the
+tracker's run and the last step that it has, so that a run that is resumed goes on in the same one. Steps that a resume repeats are not
+logged twice.
 """
 import fcntl
 import json
 import os
 import pathlib
+import posixpath
+import re
+import secrets
 import select
 import sys
 
@@ -23,7 +27,7 @@ class Wandb:
             os.environ["WANDB_MODE"] = "offline"
         self.module = wandb
         self.run = wandb.init(
-            project=settings["project"], name=settings["name"], entity=settings.get("entity"), id=state.get("id"), resume="allow",
+            project=settings["project"], name=named(settings, folder), entity=settings.get("entity"), id=state.get("id"), resume="allow",
             dir=str(folder), config=config)
         self.id = self.run.id
 
@@ -33,16 +37,18 @@ class Wandb:
     def samples(self, step, rows):
         self.run.log({"samples": self.module.Table(columns=COLUMNS, data=rows)}, step=step)
 
-    def finish(self):
-        self.run.finish()
+    def finish(self, state):
+        # As the run's own exit code.
+        self.run.finish(exit_code=0 if state in ("finished", "drained") else 1)
 
 
 class Trackio:
     def __init__(self, settings, state, config, folder):
         import trackio
 
-        self.module, self.id = trackio, state.get("id") or settings["name"]
-        self.run = trackio.init(project=settings["project"], name=self.id, resume="allow", config=config)
+        # trackio finds a run by its name alone.
+        self.module, self.id = trackio, state.get("id") or f"{named(settings, folder)}-{secrets.token_hex(3)}"
+        self.run = trackio.init(project=settings["project"], name=self.id, resume="allow" if state else "never", config=config)
 
     def log(self, step, values):
         self.module.log(values, step=step)
@@ -52,7 +58,7 @@ class Trackio:
 
         self.module.log({"samples": self.module.Table(dataframe=pandas.DataFrame(rows, columns=COLUMNS))}, step=step)
 
-    def finish(self):
+    def finish(self, state):
         self.module.finish()
 
 
@@ -64,19 +70,27 @@ class Mlflow:
         if settings.get("uri"):
             mlflow.set_tracking_uri(settings["uri"])
         mlflow.set_experiment(settings["project"])
-        self.run = mlflow.start_run(run_id=state.get("id"), run_name=settings["name"])
+        self.run = mlflow.start_run(run_id=state.get("id"), run_name=named(settings, folder))
         self.id = self.run.info.run_id
         if not state:
-            mlflow.log_params({key: str(value)[:500] for key, value in list(config.items())[:100]})
+            params = [(self.key(key), str(value)[:500]) for key, value in config.items()]
+            for at in range(0, len(params), 100):  # The most that a server takes at a time.
+                mlflow.log_params(dict(params[at : at + 100]))
+
+    @staticmethod
+    def key(name):
+        """The name, with `_` for each character that MLflow's names can't have. They are paths, too."""
+        return posixpath.normpath(re.sub(r"[^0-9A-Za-z_\-. :/]", "_", name))
 
     def log(self, step, values):
-        self.module.log_metrics({key: value for key, value in values.items() if value == value and abs(value) != float("inf")}, step=step)
+        finite = {self.key(key): value for key, value in values.items() if value == value and abs(value) != float("inf")}
+        self.module.log_metrics(finite, step=step)
 
     def samples(self, step, rows):
         self.module.log_table({column: [row[at] for row in rows] for at, column in enumerate(COLUMNS)}, artifact_file="samples.json")
 
-    def finish(self):
-        self.module.end_run()
+    def finish(self, state):
+        self.module.end_run({"finished": "FINISHED", "drained": "KILLED", "stopped": "KILLED"}.get(state, "FAILED"))
 
 
 class Lines:
@@ -112,6 +126,19 @@ def recipe(folder):
     except ImportError:  # Before Python 3.11.
         return {"recipe": text}
     return dict(flattened(tomllib.loads(text)))
+
+
+def named(settings, folder):
+    """The recipe's name with that of the run's folder, by which runs of one recipe differ."""
+    # A part of a run is a folder in it.
+    run = (folder.parent if (folder.parent / "recipe.toml").exists() else folder).name
+    return run if run.startswith(settings["name"]) else f"{settings['name']}-{run}"
+
+
+def state_of(folder):
+    """The run's state in its record, which still says `running` if its process was killed."""
+    record = folder / "run.json"
+    return json.loads(record.read_text())["state"] if record.exists() else "finished"
 
 
 def text(prompt):
@@ -171,7 +198,7 @@ def main(kind, folder, settings):
         follower.follow()
         if ended:
             break
-    follower.tracker.finish()
+    follower.tracker.finish(state_of(folder))
 
 
 if __name__ == "__main__":

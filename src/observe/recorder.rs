@@ -242,6 +242,10 @@ impl Series {
                 *text += &format!(" # {{group=\"{group}\"}} {value} {time}\n");
             }
         }
+        // In OpenMetrics, a histogram of numbers that may be negative has no sum, and none has a count without one.
+        if open && metric.buckets().first().is_some_and(|bound| *bound < 0.0) {
+            return;
+        }
         write_metric_line::<&str, f64>(text, name, Some("sum"), &labels, None, self.sum, None);
         write_metric_line::<&str, u64>(text, name, Some("count"), &labels, None, count, None);
     }

@@ -39,6 +39,22 @@ fn tensorboard_files_hold_the_version_and_every_scalar() {
 }
 
 #[test]
+fn tensorboard_is_asked_to_drop_the_steps_that_a_resumed_run_makes_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut logger = TensorBoardLogger::after(folder.path(), 300).unwrap();
+    let path = logger.path().to_owned();
+    let begun = std::fs::metadata(&path).unwrap().len();
+    logger.log(301, &row(&[("loss", 2.5)])).unwrap();
+    let events = read_events(&std::fs::read(&path).unwrap()).unwrap();
+    let found: Vec<_> = events.iter().map(|event| (event.step, event.session)).collect();
+    assert_eq!(found, [(0, None), (301, Some(1)), (301, None)], "1 is START");
+    rewind_events(folder.path(), Some(301)).unwrap();
+    assert!(std::fs::metadata(&path).unwrap().len() > begun);
+    rewind_events(folder.path(), Some(300)).unwrap();
+    assert!(!path.exists(), "without a step, also of its beginning, there is nothing to keep");
+}
+
+#[test]
 fn a_tensorboard_reader_notices_a_flipped_bit() {
     let folder = tempfile::tempdir().unwrap();
     let mut logger = TensorBoardLogger::new(folder.path()).unwrap();

@@ -85,6 +85,19 @@ fn open_metrics_have_the_same_values_and_show_groups() {
 }
 
 #[test]
+fn a_histogram_of_numbers_that_may_be_negative_has_no_sum_in_open_metrics() {
+    let metrics = Metrics::new();
+    metrics.observe(Metric::SampleReward, &[], -0.5);
+    metrics.observe(Metric::StepTime, &[], 0.5);
+    let (old, open) = (metrics.render(), metrics.render_openmetrics());
+    for end in ["sum", "count"] {
+        let has = |text: &str, metric: Metric| text.contains(&format!("\n{}_{end} ", metric.name()));
+        assert!(has(&old, Metric::SampleReward) && !has(&open, Metric::SampleReward), "{open}");
+        assert!(has(&old, Metric::StepTime) && has(&open, Metric::StepTime), "{open}");
+    }
+}
+
+#[test]
 fn a_scrape_shows_every_recorded_metric_with_its_kind_and_help() {
     let metrics = Metrics::new();
     record_everything(&metrics);

@@ -6,6 +6,8 @@ pub struct Event {
     pub wall_time: f64,
     pub step: i64,
     pub file_version: Option<String>,
+    /// The status of a session log; 1 is START.
+    pub session: Option<u64>,
     pub scalars: Vec<(String, f32)>,
 }
 
@@ -36,6 +38,10 @@ fn decode_event(bytes: &[u8]) -> Result<Event, String> {
                     event.scalars.push(decode_value(value)?);
                 }
             }
+            (7, Field::Bytes(log)) => match fields(log)?[..] {
+                [(1, Field::Varint(status))] => event.session = Some(status),
+                ref other => return Err(format!("a session log has a status, not {other:?}")),
+            },
             (number, field) => return Err(format!("an event has no field {number} of kind {field:?}")),
         }
     }

@@ -12,7 +12,7 @@ use super::{End, out, require_run};
 use crate::diagnose::forecast::{self, Changed, Forecasts};
 use crate::diagnose::{Evidence, Finding, plots, setting_of};
 use crate::registry::Registry;
-use crate::run::record::Record;
+use crate::run::record::{Record, State};
 
 /// Say what limited a run, where its tokens went, what other settings would gain and what looks
 /// unhealthy in its learning, each with its figure and the page that explains it. Exit code 1 if anything was found.
@@ -51,10 +51,15 @@ impl Diagnose {
     fn page(&self, record: &Record, plots: &str, forecasts: &Result<Option<Forecasts>>, findings: &[Finding]) -> String {
         let drawn = &record.drawn;
         let mut page = format!("{}: {}, {} steps\n", untrusted::path(&self.run), record.state.word(), record.steps);
-        let open = "known when the run has ended\n";
+        let unknown = match record.state {
+            State::Running => Some("known when the run has ended\n"),
+            State::Died => Some("not known: its process ended without notice\n"),
+            _ if drawn.stages.is_empty() => Some("not known: the run did not record it\n"),
+            _ => None,
+        };
         page += "\nwhat limited it\n";
         if drawn.stages.is_empty() {
-            page += &format!("  {open}");
+            page += &format!("  {}", unknown.unwrap_or_default());
         } else {
             let states = ["busy", "starved", "blocked", "credit", "weights"];
             let share = |value: Option<&f64>| value.map_or_else(String::new, |share| format!("{:.0}%", 100.0 * share));
@@ -62,7 +67,9 @@ impl Diagnose {
             let mut rows = vec![row("stage", states.map(str::to_owned).to_vec())];
             let cells = |stage: &rollflow::observe::StageShares| states.map(|state| share(stage.shares.get(state))).to_vec();
             rows.extend(drawn.stages.iter().map(|stage| row(&untrusted::line(&stage.name), cells(stage))));
-            page += &format!("{}  {}\n", out::aligned(&rows), untrusted::line(&drawn.bottleneck));
+            page += &out::aligned(&rows);
+            page +=
+                &if drawn.bottleneck.is_empty() { String::new() } else { format!("  {}\n", untrusted::line(&drawn.bottleneck)) };
         }
         let all: f64 = drawn.tokens.iter().map(|(_, tokens)| tokens).sum();
         page += "\nwhere generated tokens went\n";
@@ -77,7 +84,7 @@ impl Diagnose {
             };
             page += &out::aligned(&drawn.tokens.iter().map(row).collect::<Vec<_>>());
         } else {
-            page += &format!("  {}", if drawn.stages.is_empty() { open } else { "no ledger was kept\n" });
+            page += &format!("  {}", unknown.unwrap_or("no ledger was kept\n"));
         }
         if !plots.is_empty() {
             page += &format!("\ncurves, smoothed{plots}");
@@ -85,7 +92,7 @@ impl Diagnose {
         page += "\nwhat other settings would gain\n";
         page += &match forecasts {
             Ok(Some(forecasts)) => gains(forecasts),
-            Ok(None) => format!("  {}", if drawn.stages.is_empty() { open } else { NO_FORECAST }),
+            Ok(None) => format!("  {}", unknown.unwrap_or(NO_FORECAST)),
             Err(error) => format!("  not known: {}\n", untrusted::block(&full_message(error.as_ref()))),
         };
         page += &format!("\nfindings: {}\n", if findings.is_empty() { "none".to_owned() } else { findings.len().to_string() });

@@ -68,7 +68,7 @@ pub(crate) struct Evidence {
     groups: Vec<Group>,
     /// Stage times of the last process; none while the run is in progress.
     stages: Vec<StageShares>,
-    /// Generated tokens by fate; none while the run is in progress.
+    /// Generated tokens by fate; none while the run is in progress, and of a process that was killed.
     tokens: Vec<(String, f64)>,
     /// Reason why the run ended early.
     failure: Option<String>,

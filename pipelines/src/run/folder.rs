@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rollflow::flow::{Ended, Flow, Report, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::logs::{
-    DEAD_LETTERS, DeadLetter, JsonLines, JsonlLogger, TensorBoardLogger, TimingsLogger, dead_letters, log_to_console,
+    DEAD_LETTERS, DeadLetter, JsonLines, JsonlLogger, TensorBoardLogger, TimingsLogger, dead_letters, last_step, log_to_console,
 };
 use rollflow::observe::{Console, Metric, Metrics, MetricsServer, sampled, sampled_with_progress};
 use rollflow::ranks::Member;
@@ -129,10 +129,8 @@ pub fn refuse_another_run(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Gives the metrics what is known of a run from its recipe.
+/// Gives the metrics what is known of a flow from the recipe of its part of the run.
 fn describe(metrics: &Metrics, plan: &Plan) {
-    metrics.set(Metric::BuildInfo, &[env!("CARGO_PKG_VERSION")], 1.0);
-    metrics.set(Metric::RunInfo, &[&plan.name, plan.pipeline.word()], 1.0);
     metrics.set(Metric::PlannedSteps, &[], plan.steps() as f64);
     metrics.set(Metric::CheckpointInterval, &[], plan.checkpoint.every as f64);
     if plan.pipeline.reinforces() {
@@ -163,7 +161,8 @@ impl RunFolder {
         };
         let page = plan.observe.page.map(page).transpose()?;
         Trackers::check(plan)?;
-        describe(&metrics, plan);
+        metrics.set(Metric::BuildInfo, &[env!("CARGO_PKG_VERSION")], 1.0);
+        metrics.set(Metric::RunInfo, &[&plan.name, plan.pipeline.word()], 1.0);
         let mut run = RunFolder::serving(path, plan, metrics, server, page)?;
         #[cfg(feature = "otlp")]
         if let Some(url) = &plan.observe.otlp {
@@ -186,11 +185,12 @@ impl RunFolder {
         self.uploads.iter().for_each(Uploads::include_part);
     }
 
-    /// Creates or opens the folder `name` in this one, for a part that is a separate run.
+    /// Creates or opens the folder `name` in this one, for a part that is a separate run, with its own trackers.
     pub fn part(&self, name: &str, plan: &Plan) -> Result<Self> {
         let part = RunFolder::serving(&self.path.join(name), plan, self.metrics.clone(), None, None)?;
         self.page.iter().for_each(|page| page.show(&part.observed));
-        Ok(RunFolder { console: self.console.clone(), ranks: self.ranks.clone(), ..part })
+        let trackers = Trackers::start(plan, part.path(), &self.console)?;
+        Ok(RunFolder { console: self.console.clone(), ranks: self.ranks.clone(), _trackers: Some(trackers), ..part })
     }
 
     /// Ends the run's flows when one of these ranks is lost.
@@ -272,6 +272,7 @@ impl RunFolder {
 
     /// Opens the outputs of the pipeline's stages.
     pub fn outputs<W: Send + Sync + 'static>(&self, plan: &Plan) -> Result<Outputs<W>> {
+        describe(&self.metrics, plan);
         let gate = CheckpointGate::new(LOGS.map(|name| self.path.join(name)));
         *self.gate.lock() = Some((gate.clone(), plan.overlaps()));
         #[cfg(feature = "otlp")]
@@ -305,7 +306,7 @@ impl RunFolder {
             .logger(JsonlLogger::new(&self.path)?)
             .logger(console);
         if plan.observe.tensorboard {
-            log = log.logger(TensorBoardLogger::new(&self.path)?);
+            log = log.logger(TensorBoardLogger::after(&self.path, last_step(&self.path.join("metrics.jsonl"))?)?);
         }
         let (rollouts, every) = (self.path.join("rollouts.jsonl"), |plan: &Plan| plan.observe.rollouts_every);
         let rollouts = if every(plan) > 0 { JsonLines::append(rollouts)? } else { JsonLines::later(rollouts) };
@@ -319,6 +320,8 @@ impl RunFolder {
         // For pages that other processes show.
         Record::keep_graph(&self.path, self.observed.graph())?;
         let (stats, metrics, taken) = (flow.stats(), &self.metrics, self.observed.taken());
+        // Not that of the part before.
+        metrics.set(Metric::Step, &[], taken as f64);
         if let Some(ranks) = &self.ranks {
             let (stopped, drained) = (flow.handle(), flow.handle());
             ranks.on_loss(move || stopped.stop());

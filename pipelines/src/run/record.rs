@@ -114,7 +114,8 @@ impl Record {
         !matches!(self.state, State::Running | State::Died) && !self.metrics.is_empty()
     }
 
-    /// [`Record::read`] without the metrics of a run that has not ended.
+    /// [`Record::read`] without the metrics of a run that has not ended. Stage times of a run that died are
+    /// those of its last step.
     pub fn unmeasured(folder: &Path) -> Result<Self> {
         let path = folder.join(RECORD);
         let mut record = match std::fs::read_to_string(&path) {
@@ -132,7 +133,7 @@ impl Record {
             // A server that starts again has its models again.
             record.state = if record.pipeline == TINKER { State::Stopped } else { State::Died };
             if let Some(session) = record.sessions.last_mut() {
-                session.measure_killed(folder);
+                record.drawn.stages = session.measure_killed(folder);
             }
         } else if open && let Some(session) = record.sessions.last_mut() {
             session.seconds = session.seconds_until(now());
@@ -356,17 +357,23 @@ impl Session {
         (self.state, self.error, self.ended) = (state, error, ended.to_string());
     }
 
-    /// Gives a session that could not write its end the time until its last step.
-    fn measure_killed(&mut self, folder: &Path) {
+    /// Gives a session that could not write its end the time until its last step. Returns the shares of its
+    /// stages until then.
+    fn measure_killed(&mut self, folder: &Path) -> Vec<StageShares> {
         let mut last = None;
         let rows = GrowingLines::of_end(folder.join(TIMINGS), LAST_ROWS).each_new(|line| {
-            let time = metrics_row(line.bytes).ok().and_then(|(_, row)| row.get("time_seconds").copied());
-            last = time.or(last);
+            let row = metrics_row(line.bytes).ok();
+            last = row.and_then(|(_, row)| Some((*row.get("time_seconds")?, row))).or_else(|| last.take());
             Ok(())
         });
-        if let (Ok(()), Some(seconds)) = (rows, last) {
-            self.seconds = Timestamp::from_second(seconds as i64).map_or(0.0, |last| self.seconds_until(last));
+        let (Ok(()), Some((seconds, row))) = (rows, last) else { return Vec::new() };
+        let Ok(last) = Timestamp::from_second(seconds as i64) else { return Vec::new() };
+        self.seconds = self.seconds_until(last);
+        // Before its first step, the last row is another session's.
+        if self.started.parse::<Timestamp>().is_ok_and(|started| last < started) {
+            return Vec::new();
         }
+        StageShares::of_totals(row.iter().map(|(name, total)| (name.as_str(), *total)))
     }
 
     /// Seconds from its start to `then`; 0 if the clock was set back before its start.
@@ -396,6 +403,21 @@ mod tests {
         assert_eq!(Record::unmeasured(folder.path()).unwrap().seconds(), 3600.0);
         Record::begin(folder.path(), &Plan::default(), None).unwrap();
         assert_eq!(Record::unmeasured(folder.path()).unwrap().sessions[0].seconds, 3600.0, "also after a resume");
+    }
+
+    #[test]
+    fn the_stage_times_of_a_killed_process_are_those_of_its_last_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let row =
+            "{\"step\":1,\"time_seconds\":1700003600.5,\"stage_train_busy_seconds\":3.0,\"stage_train_starved_seconds\":1.0}\n";
+        std::fs::write(folder.path().join(TIMINGS), row).unwrap();
+        for (began, stages) in [(1_700_000_000, 1), (1_700_003_601, 0)] {
+            let session = Session { started: Timestamp::from_second(began).unwrap().to_string(), ..Session::default() };
+            Record { sessions: vec![session], ..Record::default() }.write(folder.path()).unwrap();
+            let found = Record::unmeasured(folder.path()).unwrap().drawn.stages;
+            assert_eq!(found.len(), stages, "the row is of a session before the second");
+            assert!(found.iter().all(|stage| stage.name == "train" && stage.shares["busy"] == 0.75), "{found:?}");
+        }
     }
 
     #[test]

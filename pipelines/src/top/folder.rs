@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
 use anyhow::Result;
-use rollflow::flow::State as WorkerState;
 use rollflow::observe::StageShares;
 use rollflow::observe::logs::{Rollout, TIMINGS};
 use rollflow::recipe::parse;
@@ -22,23 +21,6 @@ use crate::run::{LOCK, RECIPE, RECORD};
 
 /// Bytes at the end of `rollouts.jsonl` in which the first look searches for samples.
 const NEWEST: u64 = 16 << 20;
-
-/// Stages of all pipelines, from source to sink. Timings name stages without an order.
-const STAGES: [&str; 13] = [
-    "samples",
-    "rollouts",
-    "prompts",
-    "generate",
-    "reward",
-    "filter",
-    "pairs",
-    "reference",
-    "teacher",
-    "batch",
-    "train",
-    "sync",
-    "evaluate",
-];
 
 /// A run's folder.
 pub struct Folder {
@@ -161,7 +143,7 @@ impl Folder {
         view.end_live();
         view.set_facts(record.drawn.summary.clone());
         if running {
-            view.set_stages(shares(&self.totals));
+            view.set_stages(StageShares::of_totals(self.totals.growth()));
             return;
         }
         view.bottleneck = match record.sessions.last().and_then(|session| session.error.as_deref()) {
@@ -188,40 +170,9 @@ fn numbers(row: &[u8]) -> Option<(u64, BTreeMap<String, f64>)> {
     Some((step, row.into_iter().filter(|(name, _)| name != "step").filter_map(number).collect()))
 }
 
-/// Shares of stages by their totals in `timings.jsonl`.
-fn shares(totals: &Totals) -> Vec<StageShares> {
-    let mut stages = BTreeMap::<(usize, &str), BTreeMap<String, f64>>::new();
-    for (key, seconds) in totals.growth() {
-        let part = key.strip_prefix("stage_").and_then(|key| key.strip_suffix("_seconds"));
-        let Some((name, state)) = part.and_then(|part| part.rsplit_once('_')) else { continue };
-        let place = STAGES.iter().position(|stage| *stage == name).unwrap_or(STAGES.len());
-        stages.entry((place, name)).or_default().insert(state.to_owned(), seconds.max(0.0));
-    }
-    let share = |((_, name), seconds): ((usize, &str), BTreeMap<String, f64>)| {
-        let sum: f64 = seconds.values().sum();
-        let of = |state: WorkerState| seconds.get(state.name()).map_or(0.0, |seconds| seconds / sum.max(1e-9));
-        let shares = WorkerState::ALL.map(|state| (state.name().to_owned(), of(state)));
-        StageShares { name: name.to_owned(), workers: 0, shares: BTreeMap::from(shares) }
-    };
-    stages.into_iter().map(share).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn stages_have_the_order_of_the_graph_and_shares_that_sum_to_1() {
-        let mut totals = Totals::default();
-        let row =
-            [("stage_own_thing_busy_seconds", 1.0), ("stage_train_busy_seconds", 3.0), ("stage_train_starved_seconds", 1.0)];
-        let rows = row.into_iter().chain([("stage_prompts_credit_seconds", 2.0), ("elapsed_seconds", 4.0)]);
-        totals.push(4.0, rows.map(|(name, value)| (name.to_owned(), value)).collect());
-        let stages = shares(&totals);
-        let names: Vec<&str> = stages.iter().map(|stage| stage.name.as_str()).collect();
-        assert_eq!(names, ["prompts", "train", "own_thing"]);
-        assert_eq!((stages[1].shares["busy"], stages[1].shares["starved"], stages[0].shares["credit"]), (0.75, 0.25, 1.0));
-    }
 
     #[test]
     fn a_row_is_its_step_and_its_numbers() {

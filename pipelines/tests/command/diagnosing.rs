@@ -176,6 +176,23 @@ fn a_run_in_progress_is_diagnosed_without_stage_times() {
 }
 
 #[test]
+fn a_run_whose_process_was_killed_has_the_stage_times_of_its_last_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let mut running = Running::start(&run_args(GRPO, &run, &["train.steps=1000000", "train.target_reward=9"]));
+    running.until("it timed its stages", |_| read(&run.join("timings.jsonl")).contains("stage_train"));
+    drop(running);
+    let ended = diagnose(&run, &[]);
+    for part in
+        [": died, ", "  starved  blocked  credit  weights\n  prompts ", "\n  not known: its process ended without notice\n"]
+    {
+        assert!(ended.out.contains(part), "{part}: {}", ended.out);
+    }
+    let top = rollflow(&["top", run.to_str().unwrap(), "--once"]).ok().out;
+    assert!(top.contains("prompts") && !top.contains("no times of stages yet"), "{top}");
+}
+
+#[test]
 fn a_run_that_failed_is_found_with_its_error() {
     let folder = tempfile::tempdir().unwrap();
     let run = recorded(folder.path(), &LEARNS, &["train.steps=20", "train.lr=1e-1", "flow.max_staleness=1"]);

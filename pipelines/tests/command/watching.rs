@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use rollflow::flow::State;
 use rollflow::observe::Metric;
 
-use crate::running::{GRPO, Running, json_lines, rollflow, rows, run_args};
+use crate::running::{GRPO, Running, json_lines, read, rollflow, rows, run_args};
 use crate::support::{exposition::Exposition, http::get};
 
 const STAGES: [&str; 8] = ["prompts", "generate", "reward", "filter", "batch", "train", "sync", "log"];
@@ -70,6 +70,29 @@ fn a_live_run_is_scraped() {
     let stale = scrape.family(Metric::SampleStaleness.name()).unwrap();
     assert!(stale.buckets(Metric::SampleStaleness.name()).len() > 1, "a histogram with buckets");
     assert_eq!(running.end(), Some(0));
+}
+
+#[test]
+fn planned_steps_and_the_bound_of_staleness_are_those_of_the_part_that_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, sets, reinforces) in [
+        ("supervised", ["sft.steps=1000000", "train.steps=7"], false),
+        ("reinforced", ["sft.steps=2", "train.steps=1000000"], true),
+    ] {
+        let run = folder.path().join(name);
+        let sets = [&sets[..], &["pipeline=\"sft_then_grpo\"", "train.target_reward=9"]].concat();
+        let args = [run_args(GRPO, &run, &sets), vec!["--metrics", "127.0.0.1:0"]].concat();
+        let mut running = Running::start(&args);
+        let address: SocketAddr =
+            running.line(|line| Some(line.strip_prefix("metrics: http://")?.strip_suffix("/metrics")?.parse().unwrap()));
+        let part = if reinforces { run.clone() } else { run.join("sft") };
+        running.until("it trained", |_| read(&part.join("metrics.jsonl")).lines().count() >= 3);
+        let scrape = Exposition::parse(&get(address, "/metrics").body).unwrap();
+        assert_eq!(value(&scrape, Metric::PlannedSteps, &[]), Some(1e6), "{name}");
+        assert_eq!(value(&scrape, Metric::StalenessBound, &[]).is_some(), reinforces, "{name}");
+        running.interrupt();
+        assert_eq!(running.end(), Some(0));
+    }
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! TensorBoard event files: TFRecord frames around hand-encoded protobuf events, one scalar a metric.
 //!
 //! The format is small and frozen. An `Event` has wall time (1, double), step (2, varint), file
-//! version (3, string) or summary (5); a summary has values (1), and a value a tag (1, string) and
-//! a number (2, float). A frame is length, masked CRC-32C of the length, the event, and its masked
-//! CRC-32C. Each event is one write, so that a crash truncates only the last one, which TensorBoard
-//! skips.
+//! version (3, string), summary (5) or session log (7). A summary has values (1), and a value a tag
+//! (1, string) and a number (2, float). A session log has a status (1, varint), of which 1 is START.
+//! A frame is length, masked CRC-32C of the length, the event, and its masked CRC-32C. Each event is
+//! one write, so that a crash truncates only the last one, which TensorBoard skips.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
@@ -36,6 +36,15 @@ impl TensorBoardLogger {
         };
         let file = open().map_err(ObserveError::at(&path))?;
         Ok(TensorBoardLogger { file, path })
+    }
+
+    /// The same for a run that has taken `step` steps. A TensorBoard that has read later ones drops them: a
+    /// resume makes them again.
+    pub fn after(folder: impl AsRef<Path>, step: u64) -> Result<Self, ObserveError> {
+        let mut logger = TensorBoardLogger::new(folder)?;
+        let event = frame(&start_event(seconds_now(), step + 1));
+        logger.file.write_all(&event).map_err(ObserveError::at(&logger.path))?;
+        Ok(logger)
     }
 
     /// The file it writes.
@@ -107,8 +116,8 @@ fn read_frame(file: &mut impl Read) -> std::io::Result<Option<Vec<u8>>> {
     Ok(Some(event))
 }
 
-/// Reads the step of an event as [`step_event`] writes it: wall time, then step. The first event of
-/// a file has none.
+/// Reads the step of an event as [`step_event`] writes it: wall time, then step. Other events have none
+/// there.
 fn step_of(event: &[u8]) -> Option<u64> {
     let (&tag, digits) = event.get(9..)?.split_first()?;
     if tag != 2 << 3 {
@@ -129,11 +138,27 @@ fn seconds_now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-fn version_event(wall_time: f64) -> Vec<u8> {
+/// An event with its wall time only.
+fn timed_event(wall_time: f64) -> Vec<u8> {
     let mut event = Vec::new();
     put_tag(&mut event, 1, 1);
     event.extend(wall_time.to_le_bytes());
+    event
+}
+
+fn version_event(wall_time: f64) -> Vec<u8> {
+    let mut event = timed_event(wall_time);
     put_bytes(&mut event, 3, b"brain.Event:2");
+    event
+}
+
+/// Says that steps from `step` on follow, for the first time or again. The step comes last: [`step_of`] must
+/// not find it.
+fn start_event(wall_time: f64, step: u64) -> Vec<u8> {
+    let mut event = timed_event(wall_time);
+    put_bytes(&mut event, 7, &[1 << 3, 1]);
+    put_tag(&mut event, 2, 0);
+    put_varint(&mut event, step);
     event
 }
 
@@ -146,9 +171,7 @@ fn step_event(wall_time: f64, step: u64, metrics: &StepMetrics) -> Vec<u8> {
         value.extend((number as f32).to_le_bytes());
         put_bytes(&mut summary, 1, &value);
     }
-    let mut event = Vec::new();
-    put_tag(&mut event, 1, 1);
-    event.extend(wall_time.to_le_bytes());
+    let mut event = timed_event(wall_time);
     put_tag(&mut event, 2, 0);
     put_varint(&mut event, step);
     put_bytes(&mut event, 5, &summary);

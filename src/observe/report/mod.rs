@@ -31,6 +31,23 @@ const SAMPLES: usize = 1200;
 /// Characters of a prompt or an answer that it holds.
 const CHARACTERS: usize = 6000;
 
+/// Stages of all pipelines, from source to sink. Timings name stages without an order.
+const STAGES: [&str; 13] = [
+    "samples",
+    "rollouts",
+    "prompts",
+    "generate",
+    "reward",
+    "filter",
+    "pairs",
+    "reference",
+    "teacher",
+    "batch",
+    "train",
+    "sync",
+    "evaluate",
+];
+
 /// Contents of the page.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HtmlReport {
@@ -85,6 +102,25 @@ impl StageShares {
     pub fn of(stage: &StageReport) -> Self {
         let shares = State::ALL.iter().map(|&state| (state.name().to_owned(), stage.share(state))).collect();
         StageShares { name: stage.name.clone(), workers: stage.workers.len(), shares }
+    }
+
+    /// Shares by the totals of a row of `timings.jsonl`, in the order of the graph. The row has no numbers of
+    /// workers: they are 0.
+    pub fn of_totals<'a>(row: impl IntoIterator<Item = (&'a str, f64)>) -> Vec<Self> {
+        let mut stages = BTreeMap::<(usize, &str), BTreeMap<&str, f64>>::new();
+        for (key, seconds) in row {
+            let part = key.strip_prefix("stage_").and_then(|key| key.strip_suffix("_seconds"));
+            let Some((name, state)) = part.and_then(|part| part.rsplit_once('_')) else { continue };
+            let place = STAGES.iter().position(|stage| *stage == name).unwrap_or(STAGES.len());
+            stages.entry((place, name)).or_default().insert(state, seconds.max(0.0));
+        }
+        let share = |((_, name), seconds): ((usize, &str), BTreeMap<&str, f64>)| {
+            let sum: f64 = seconds.values().sum();
+            let of = |state: State| seconds.get(state.name()).map_or(0.0, |seconds| seconds / sum.max(1e-9));
+            let shares = State::ALL.map(|state| (state.name().to_owned(), of(state)));
+            StageShares { name: name.to_owned(), workers: 0, shares: BTreeMap::from(shares) }
+        };
+        stages.into_iter().map(share).collect()
     }
 }
 
@@ -157,4 +193,24 @@ fn shown(rollout: Rollout) -> Value {
         "reward": rollout.reward, "advantage": rollout.advantage, "parts": rollout.reward_parts,
         "length": rollout.versions.generated(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_have_the_order_of_the_graph_and_shares_that_sum_to_1() {
+        let row = [
+            ("stage_own_thing_busy_seconds", 1.0),
+            ("stage_train_busy_seconds", 3.0),
+            ("stage_train_starved_seconds", 1.0),
+            ("stage_prompts_credit_seconds", 2.0),
+            ("elapsed_seconds", 4.0),
+        ];
+        let stages = StageShares::of_totals(row);
+        let names: Vec<&str> = stages.iter().map(|stage| stage.name.as_str()).collect();
+        assert_eq!(names, ["prompts", "train", "own_thing"]);
+        assert_eq!((stages[1].shares["busy"], stages[1].shares["starved"], stages[0].shares["credit"]), (0.75, 0.25, 1.0));
+    }
 }
