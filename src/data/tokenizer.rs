@@ -37,7 +37,8 @@ const CONFIG: &str = "tokenizer_config.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// The largest file of a tokenizer that is read, in bytes: 1 GiB.
 const FILE_LIMIT: u64 = 1 << 30;
-const OPTIONAL: [&str; 5] = [CONFIG, "special_tokens_map.json", "added_tokens.json", CHAT_TEMPLATE, "chat_template.json"];
+const OPTIONAL: [&str; 6] =
+    [CONFIG, "special_tokens_map.json", "added_tokens.json", "tokenizer.model", CHAT_TEMPLATE, "chat_template.json"];
 /// Files with ids of end tokens, in addition to the tokenizer's configuration.
 const MODEL_CONFIGS: [&str; 2] = ["generation_config.json", "config.json"];
 

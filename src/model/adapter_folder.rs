@@ -44,18 +44,41 @@ const INITIAL: [&str; 4] = ["gaussian", "orthogonal", "mica", "eva"];
 /// Modules that PEFT trains in full for a sequence classifier: possible names of its head.
 const SCORE_HEADS: [&str; 2] = ["classifier", "score"];
 
+/// Types of models that also take images, which transformers' `AutoModelForCausalLM` loads whole.
+const LOADED_WHOLE: [&str; 1] = ["gemma3"];
+/// Types of which it loads the language model alone. `AutoModelForImageTextToText` and vLLM load them whole.
+const LOADED_ALONE: [&str; 2] = ["qwen3_5", "qwen3_5_moe"];
+
 /// Writes adapters into `dir`, in PEFT's format, and creates the folder if it is missing. Not
 /// atomic: write into a temporary folder and rename it.
+///
+/// Tensors have the names that `AutoModelForCausalLM` gives the base.
 pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
+    save_named(dir, adapter, takes_images(adapter, &LOADED_WHOLE))
+}
+
+/// [`save_adapter`] with the names of the whole base, if it also takes images. Returns true if `save_adapter`
+/// gives other names.
+pub(super) fn save_adapter_of_whole(dir: &Path, adapter: &Adapter) -> Result<bool, ModelError> {
+    let renamed = takes_images(adapter, &LOADED_ALONE);
+    save_named(dir, adapter, renamed || takes_images(adapter, &LOADED_WHOLE))?;
+    Ok(renamed)
+}
+
+/// Writes adapters with the names of a language model, or of one `inside` a model that also takes images.
+fn save_named(dir: &Path, adapter: &Adapter, inside: bool) -> Result<(), ModelError> {
     atomic_file::create_folder(dir).map_err(ModelError::io(dir))?;
     let lora = &adapter.lora;
     let (task, whole) = if adapter.layout.score_head().is_some() { ("SEQ_CLS", Some(SCORE_HEADS)) } else { ("CAUSAL_LM", None) };
     let is_module = |name: &&str| ![Lora::EXPERTS, Lora::ROUTERS].contains(name);
-    let entries = named_for_base(adapter);
+    let entries = named(adapter, inside);
     let mut modules: Vec<String> = lora.targets().iter().copied().filter(is_module).map(String::from).collect();
-    if entries.iter().any(|entry| entry.name.starts_with(LAYERS[1])) {
+    if inside {
         // Paths, for images have projections of these names, too.
-        let down = |entry: &Entry| Some(entry.name.strip_prefix("base_model.model.")?.strip_suffix(".lora_A.weight")?.to_owned());
+        let down = |entry: &Entry| {
+            let module = entry.name.strip_prefix("base_model.model.")?.strip_suffix(".lora_A.weight")?;
+            is_linear(module).then(|| module.to_owned())
+        };
         modules = entries.iter().filter_map(down).collect();
     }
     let of_experts = EXPERT_PARAMETERS.into_iter().filter(|_| lora.adapts_experts());
@@ -102,13 +125,18 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
 /// Where the layers of a language model are in PEFT's names, and in those of a model that also takes images.
 const LAYERS: [&str; 2] = ["base_model.model.model.layers.", "base_model.model.model.language_model.layers."];
 
-/// Tensors of adapters as PEFT names them for their base. transformers loads a Gemma 3 that takes images whole.
-fn named_for_base(adapter: &Adapter) -> Vec<Entry> {
-    let takes_images = |base: &PathBuf| {
-        let config = read_object(&base.join("config.json"));
-        config.is_ok_and(|map| map.contains_key("text_config") && map.get("model_type").is_some_and(|of| of == "gemma3"))
+/// Returns true if the base of adapters also takes images and has one of these types.
+fn takes_images(adapter: &Adapter, types: &[&str]) -> bool {
+    let is_one = |base: &PathBuf| {
+        let config = read_object(&base.join("config.json")).unwrap_or_default();
+        let model_type = config.get("model_type").and_then(Value::as_str);
+        config.contains_key("text_config") && model_type.is_some_and(|of| types.contains(&of))
     };
-    let inside = adapter.lora.base.as_ref().is_some_and(takes_images);
+    adapter.lora.base.as_ref().is_some_and(is_one)
+}
+
+/// Tensors of adapters as PEFT names them for a language model, or for one `inside` a model that takes images.
+fn named(adapter: &Adapter, inside: bool) -> Vec<Entry> {
     let named = |entry: &Entry| match entry.name.strip_prefix(LAYERS[0]).filter(|_| inside) {
         Some(rest) => Entry { name: format!("{}{rest}", LAYERS[1]), ..entry.clone() },
         None => entry.clone(),
@@ -123,6 +151,17 @@ pub fn load_adapter(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelEr
     let (path, kept) = (weights_file(dir)?, Kept { dtype: Dtype::F32, in_4_bits: false });
     let (flat, ..) = read_tensors(&layout, &path, vec![path.clone()], None, kept)?;
     Ok(Adapter { lora: Arc::new(lora), layout: Arc::new(layout), flat })
+}
+
+/// The model's configuration and the adapters in `dir` over the model in the folder `base`, which need not be
+/// the one that they name and becomes their [`Lora::base`].
+pub(super) fn load_adapter_over(dir: &Path, base: &Path) -> Result<(ModelConfig, Adapter), ModelError> {
+    let (config, scores) = (ModelConfig::from_dir(base)?, read_config(&dir.join(CONFIG))?.1);
+    let config = if scores { config.scoring() } else { config };
+    let adapter = load_adapter(dir, &config)?;
+    let mut lora = Lora::clone(&adapter.lora);
+    lora.base = Some(base.to_owned());
+    Ok((config, Adapter { lora: Arc::new(lora), ..adapter }))
 }
 
 /// Returns the base model's folder of the adapters in `dir`, if they name one. A model of the hub is fetched
@@ -159,14 +198,14 @@ pub(crate) fn is_in_4_bits(dir: &Path) -> bool {
 pub(super) fn named_base(dir: &Path) -> Result<(PathBuf, bool), ModelError> {
     let path = dir.join(CONFIG);
     let (lora, scores) = read_config(&path)?;
+    // No edit of the file: a checkpoint has its checksum.
+    let remedy = format!("name its folder: rollflow export {} OUT --base FOLDER (--adapter: they stay adapters)", dir.display());
     let Some(named) = lora.base else {
-        let remedy = "give its folder or its id on the hub as base_model_name_or_path";
         return Err(ModelError::malformed(&path, format!("its adapters name no base model; {remedy}")));
     };
     let refuse = |why: String| {
-        let remedy = "put it there, or give its folder or its id on the hub as base_model_name_or_path";
         let named = named.display().to_string();
-        ModelError::malformed(&path, format!("its adapters belong to the model {named:?}, {why}; {remedy}"))
+        ModelError::malformed(&path, format!("its adapters belong to the model {named:?}, {why}; put it there, or {remedy}"))
     };
     let base = Hub::of_user().open(&named).map_err(|error| refuse(format!("which can't be opened ({error})")))?;
     if !base.is_dir() || holds_adapter(&base) {
@@ -224,11 +263,15 @@ fn weights_file(dir: &Path) -> Result<PathBuf, ModelError> {
     if path.exists() { Ok(path) } else { Err(no_weights(dir, WEIGHTS)) }
 }
 
+/// Returns true if a module with adapters is a linear layer, not the experts of a mixture or their router.
+fn is_linear(module: &str) -> bool {
+    !module.contains(".mlp.experts") && !module.ends_with(".mlp.gate")
+}
+
 /// Names of the modules whose adapters a file of tensors has.
 fn adapted_modules(path: PathBuf) -> Result<Vec<String>, ModelError> {
     let tensors = WeightFile::open(path)?.names();
-    let modules = tensors.iter().filter_map(|name| name.strip_suffix(".lora_A.weight"));
-    let modules = modules.filter(|module| !module.contains(".mlp.experts") && !module.ends_with(".mlp.gate"));
+    let modules = tensors.iter().filter_map(|name| name.strip_suffix(".lora_A.weight")).filter(|module| is_linear(module));
     let names: BTreeSet<String> = modules.map(|module| module.rsplit('.').next().unwrap_or(module).to_owned()).collect();
     Ok(names.into_iter().collect())
 }
@@ -311,6 +354,17 @@ fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
         Some(revision) if !base.exists() && base.is_relative() => PathBuf::from(format!("{}@{revision}", base.display())),
         _ => base,
     };
-    lora.base = base.map(at_revision).map(|base| Cache::of_user().locate(&base).unwrap_or(base));
+    let dir = path.parent().unwrap_or(path);
+    let found = |base: PathBuf| Cache::of_user().locate(&base).ok().or_else(|| moved_base(dir, &base)).unwrap_or(base);
+    lora.base = base.map(at_revision).map(found);
     Ok((lora, scores))
+}
+
+/// The base in the folder of the run that saved the adapters in `dir` (`RUN/checkpoints/step_N`), if they
+/// name the place that it had before the run was moved.
+fn moved_base(dir: &Path, named: &Path) -> Option<PathBuf> {
+    let dir = std::path::absolute(dir).ok().filter(|_| named.is_absolute())?;
+    let run = dir.parent().filter(|folder| folder.ends_with("checkpoints"))?.parent()?;
+    let ends = named.ancestors().skip(1).filter_map(|above| named.strip_prefix(above).ok());
+    ends.map(|end| run.join(end)).filter(|folder| folder.join("config.json").is_file()).last()
 }

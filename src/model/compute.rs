@@ -109,6 +109,22 @@ impl Dtype {
         }
     }
 
+    /// Checks that the finite numbers of the tensor `name` are finite in this format, too. f16 ends at 65504,
+    /// the others have the range of f32.
+    pub(crate) fn check_range(self, name: &str, numbers: &Tensor) -> Result<(), ModelError> {
+        if self != Dtype::F16 || numbers.kind() == Kind::Half {
+            return Ok(());
+        }
+        // Infinities and NaN stay what they are.
+        self.check_rounded(name, &numbers.nan_to_num(0.0, 0.0, 0.0).to_kind(Kind::Half))
+    }
+
+    /// Checks that none of the numbers of the tensor `name` was rounded to infinity in this format.
+    pub(crate) fn check_rounded(self, name: &str, rounded: &Tensor) -> Result<(), ModelError> {
+        let fits = self != Dtype::F16 || rounded.isfinite().all().int64_value(&[]) != 0;
+        if fits { Ok(()) } else { Err(ModelError::BeyondF16(name.to_owned())) }
+    }
+
     /// Name in safetensors files.
     pub(super) fn stored(self) -> tensor::Dtype {
         match self {

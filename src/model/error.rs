@@ -45,6 +45,9 @@ pub enum ModelError {
     /// problems together), adapters without or with another base.
     #[error("{path}: {1}", path = .0.display())]
     Malformed(PathBuf, String),
+    /// A tensor with finite numbers that f16 has no finite ones for.
+    #[error("{0} has numbers beyond 65504, where f16 ends; write it in bf16, which has the range of f32")]
+    BeyondF16(String),
     /// A run that would take more memory than 64 bits can count: the largest of the settings that
     /// count, and its value.
     #[error("`{0}` is {1}: with it, the run takes more memory than any machine has; lower it")]
@@ -56,7 +59,9 @@ pub enum ModelError {
     #[error("{0} cannot be used: {1}")]
     UnusableDevice(String, String),
     /// A projection that adapters cannot be put on, and the valid ones.
-    #[error("adapters can't be put on {0}; they go on {1}, one or more, or \"all-linear\" for all, with a rank from 1 to 65536")]
+    #[error(
+        "adapters can't be put on {0}; they can be put on {1}, one or more, or \"all-linear\" for all, with a rank from 1 to 65536"
+    )]
     Target(String, String),
 }
 

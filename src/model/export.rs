@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{self, View};
 use serde_json::Map;
 use tch::Tensor;
 
-use super::adapter_folder::{load_adapter, named_base};
+use super::adapter_folder::{load_adapter_over, named_base, save_adapter_of_whole};
 use super::folder::{StoredTensors, write_views};
 use super::folder_files::holds_adapter;
 use super::layout::Role;
@@ -16,12 +16,16 @@ use super::shards::{extend, shard_name, shards, write_configs, write_map};
 use super::{Adapter, Dtype, Entry, Layout, ModelConfig, ModelError, StoredModel};
 
 /// Writes the model in the folder `from` to `to`, with the files of
-/// [`save_hf_as`](super::save_hf_as). Adapters are merged into their base.
+/// [`save_hf_as`](super::save_hf_as). Adapters are merged into the model in the folder `base`; `None`: into the
+/// one that they name.
 ///
 /// Memory: the largest tensor in f32 and in the format `dtype`, and the adapters. Not atomic: write
 /// into a temporary folder and rename it.
-pub fn export_hf(from: &Path, to: &Path, dtype: Dtype, max_shard: Option<u64>) -> Result<(), ModelError> {
-    let (config, stored, adapter) = open(from)?;
+///
+/// # Errors
+/// A number is beyond the range of f16, or a folder can't be read or written.
+pub fn export_hf(from: &Path, base: Option<&Path>, to: &Path, dtype: Dtype, max_shard: Option<u64>) -> Result<(), ModelError> {
+    let (config, stored, adapter) = open(from, base)?;
     let source = Source { tensors: stored.tensors()?, adapter };
     source.tensors.check_twin()?;
     write_configs(to, &config, dtype)?;
@@ -39,18 +43,32 @@ pub fn export_hf(from: &Path, to: &Path, dtype: Dtype, max_shard: Option<u64>) -
     write_map(to, layout.total(), dtype, shards.len(), map)
 }
 
+/// Writes the adapters in the folder `from` to `to`, in PEFT's format, over the model in the folder `base`;
+/// `None`: over the one that they name. Not atomic: write into a temporary folder and rename it.
+///
+/// Over a model that also takes images, tensors have the names of the whole model
+/// (`model.language_model.layers…`), as vLLM and `AutoModelForImageTextToText` load it. Returns true if a
+/// checkpoint gives them other names, those of `AutoModelForCausalLM`.
+pub fn export_adapter(from: &Path, base: Option<&Path>, to: &Path) -> Result<bool, ModelError> {
+    let (_, adapter) = load_adapter_over(from, &base_under(from, base)?)?;
+    save_adapter_of_whole(to, &adapter)
+}
+
+/// The base of the adapters in `dir`: the given one, else the one that they name.
+fn base_under(dir: &Path, given: Option<&Path>) -> Result<PathBuf, ModelError> {
+    given.map_or_else(|| Ok(named_base(dir)?.0), |base| Ok(base.to_owned()))
+}
+
 /// Opens a folder of a model, or of adapters and their base.
-fn open(dir: &Path) -> Result<(ModelConfig, StoredModel, Option<Adapter>), ModelError> {
+fn open(dir: &Path, base: Option<&Path>) -> Result<(ModelConfig, StoredModel, Option<Adapter>), ModelError> {
     if !holds_adapter(dir) {
         let config = ModelConfig::from_dir(dir)?;
         let stored = StoredModel::open(&config, dir)?;
         return Ok((config, stored, None));
     }
-    let (base, scores) = named_base(dir)?;
-    let config = ModelConfig::from_dir(&base)?;
-    let stored = StoredModel::open(&config, &base)?;
-    let config = if scores { config.scoring() } else { config };
-    let adapter = load_adapter(dir, &config)?;
+    let base = base_under(dir, base)?;
+    let stored = StoredModel::open(&ModelConfig::from_dir(&base)?, &base)?;
+    let (config, adapter) = load_adapter_over(dir, &base)?;
     Ok((config, stored, Some(adapter)))
 }
 
@@ -98,7 +116,8 @@ impl View for Streamed<'_> {
         if self.failed.borrow().is_some() {
             return bytes.into();
         }
-        match self.source.tensor(self.entry) {
+        let numbers = self.source.tensor(self.entry);
+        match numbers.and_then(|numbers| self.dtype.check_range(&self.entry.name, &numbers).map(|()| numbers)) {
             // Both libtorch's memory and the file's numbers are little-endian.
             Ok(numbers) => numbers.to_kind(self.dtype.kind()).copy_data_u8(&mut bytes, self.entry.len()),
             Err(error) => *self.failed.borrow_mut() = Some(error),

@@ -304,6 +304,8 @@ pub fn weights_to_bytes(weights: &Weights) -> Result<Vec<u8>, ModelError> {
 
 /// Writes tensors of a flat buffer into a file.
 pub(crate) fn write_tensors(path: &Path, entries: &[Entry], flat: &Tensor, dtype: Dtype) -> Result<(), ModelError> {
+    let flat = &flat.detach();
+    entries.iter().try_for_each(|entry| dtype.check_range(&entry.name, &part(flat, entry.range())))?;
     write_views(path, TensorSlice::all(entries, flat, dtype))
 }
 

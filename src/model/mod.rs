@@ -70,7 +70,7 @@ pub(crate) use delta::{Delta, save_hf_after};
 pub use dtype::Dtype;
 pub use error::ModelError;
 pub use experts::{ExpertLayer, Experts};
-pub use export::export_hf;
+pub use export::{export_adapter, export_hf};
 pub(crate) use extend::Suffix;
 pub use family::Family;
 pub(crate) use folder::{Held, StoredModel, WeightFile, load_weights_for, write_tensors};

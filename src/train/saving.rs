@@ -192,8 +192,12 @@ impl Worker {
             }
             _ => host_copy(&part(&self.weights.flat, span.clone()), dtype.kind()),
         };
+        let Some((name, entries)) = shard else { return Ok(None) };
         let placed = |entry: &Entry| Entry { offset: entry.offset - span.start, ..entry.clone() };
-        Ok(shard.map(|(name, entries)| (name, entries.iter().map(placed).collect(), numbers)))
+        let entries: Vec<Entry> = entries.iter().map(placed).collect();
+        let fits = entries.iter().try_for_each(|entry| dtype.check_rounded(&entry.name, &part(&numbers, entry.range())));
+        fits.map_err(TrainError::of_model(Path::new(&name)))?;
+        Ok(Some((name, entries, numbers)))
     }
 
     /// Copies the moments that a rank writes, and the masters if the model's files have them rounded.

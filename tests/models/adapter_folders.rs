@@ -1,6 +1,6 @@
 //! PEFT's folders of adapters: what is read, and what is refused by its key.
 
-use rollflow::model::{Lora, base_of, load_adapter, load_hf, save_adapter, save_hf};
+use rollflow::model::{Lora, Weights, base_of, export_adapter, load_adapter, load_hf, save_adapter, save_hf};
 
 /// As PEFT writes what it was asked for: names, paths of all modules, or a pattern; and with the scale of rsLoRA.
 #[test]
@@ -48,6 +48,51 @@ fn adapters_of_a_gemma_3_that_takes_images_have_the_names_of_its_language_model(
     assert!(tensors.names().iter().all(|name| name.starts_with("base_model.model.model.language_model.layers.")));
     let again = load_adapter(folder.path(), &config).unwrap();
     assert!(again.flat == adapter.flat && again.lora.to_string() == adapter.lora.to_string());
+}
+
+/// vLLM serves all of such a folder; `AutoModelForCausalLM` loads its language model alone.
+#[test]
+fn adapters_of_a_qwen_3_5_that_takes_images_are_exported_with_the_names_of_the_whole_model() {
+    let (config, base, folder) = (crate::tiny::nets(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let whole = serde_json::json!({"model_type": "qwen3_5", "text_config": config.to_json()});
+    std::fs::write(base.path().join("config.json"), whole.to_string()).unwrap();
+    let mut lora = Lora::new(4, 8.0, &["q_proj", "down_proj", "in_proj_qkv"]).unwrap();
+    lora.base = Some(base.path().to_owned());
+    let adapter = Weights::random(&config, 1).adapted(&config, lora, 7).adapter.unwrap();
+    let [saved, exported] = ["saved", "exported"].map(|name| folder.path().join(name));
+    save_adapter(&saved, &adapter).unwrap();
+    assert!(export_adapter(&saved, None, &exported).unwrap(), "they have other names");
+    for (of, layers) in [(&saved, "model.layers."), (&exported, "model.language_model.layers.")] {
+        let file = std::fs::read(of.join("adapter_model.safetensors")).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+        let prefix = format!("base_model.model.{layers}");
+        assert!(tensors.names().iter().all(|name| name.starts_with(&prefix)), "{:?}", tensors.names());
+        let again = load_adapter(of, &config).unwrap();
+        assert!(again.flat == adapter.flat && again.lora.to_string() == adapter.lora.to_string(), "{layers}");
+    }
+    let text = std::fs::read_to_string(exported.join("adapter_config.json")).unwrap();
+    let settings: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(settings["target_modules"][0], "model.language_model.layers.0.linear_attn.in_proj_qkv");
+}
+
+/// Adapters name a base that no hub has by its path.
+#[test]
+fn adapters_of_a_run_that_was_moved_are_loaded_over_the_base_in_its_folder() {
+    let (config, weights, folder) = (crate::tiny::model(), crate::tiny::weights(1), tempfile::tempdir().unwrap());
+    let [run, moved] = ["run", "moved"].map(|name| folder.path().join(name));
+    save_hf(&run.join("base"), &config, &weights).unwrap();
+    let mut lora = Lora::new(4, 8.0, &["q_proj"]).unwrap();
+    lora.base = Some(run.join("base"));
+    let adapter = weights.adapted(&config, lora, 7).adapter.unwrap();
+    save_adapter(&run.join("checkpoints/step_000001"), &adapter).unwrap();
+    std::fs::rename(&run, &moved).unwrap();
+    let saved = moved.join("checkpoints/step_000001");
+    assert_eq!(base_of(&saved).unwrap(), Some(moved.join("base")));
+    assert!(load_hf(&saved).unwrap().1.adapter.unwrap().flat == adapter.flat);
+    // Adapters that no run saved are not searched for.
+    std::fs::rename(&saved, moved.join("checkpoints/../alone")).unwrap();
+    let lost = base_of(&moved.join("alone")).unwrap_err().to_string();
+    assert!(lost.contains("--base FOLDER") && !lost.contains("paths are relative"), "{lost}");
 }
 
 /// axolotl saves the configuration of the base, too.

@@ -158,7 +158,7 @@ fn a_saved_folder_keeps_the_generation_config_of_the_models_maker() {
         serde_json::from_str(&text).unwrap()
     };
     save_hf(&saved.path().join("saved"), &config, &weights).unwrap();
-    export_hf(&saved.path().join("saved"), &saved.path().join("exported"), Dtype::F32, None).unwrap();
+    export_hf(&saved.path().join("saved"), None, &saved.path().join("exported"), Dtype::F32, None).unwrap();
     for name in ["saved", "exported"] {
         let expected = json!({"do_sample": true, "temperature": 0.6, "top_p": 0.95, "eos_token_id": 9, "bos_token_id": 5,
             "pad_token_id": 381});

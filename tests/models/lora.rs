@@ -342,7 +342,10 @@ fn a_checkpoint_holds_adapters_alone_and_training_goes_on_from_it_to_the_bit() {
     assert!(weights.flat == crate::tiny::weights(1).flat && weights.adapter.is_some());
     std::fs::remove_dir_all(&base).unwrap();
     let lost = load_hf(&saved).unwrap_err().to_string();
-    assert!(lost.contains("base_model_name_or_path") && lost.contains(&base.display().to_string()), "{lost}");
+    assert!(
+        lost.contains("rollflow export") && lost.contains("--base FOLDER") && lost.contains(&base.display().to_string()),
+        "{lost}"
+    );
 }
 
 #[test]

@@ -99,7 +99,7 @@ fn a_folder_of_bitsandbytes_is_exported_whole_with_and_without_adapters() {
     for name in FOLDERS {
         for source in [folder(name), folder(name).join("adapters")] {
             let exported = tempfile::tempdir().unwrap();
-            export_hf(&source, exported.path(), Dtype::F32, None).unwrap();
+            export_hf(&source, None, exported.path(), Dtype::F32, None).unwrap();
             let ((_, whole), (_, expected)) = (load_hf(exported.path()).unwrap(), load_hf(&source).unwrap());
             assert!(!whole.is_quantised() && whole.adapter.is_none());
             assert!(far(&whole.flat, &expected.merged().flat) < 1e-6, "{}", source.display());

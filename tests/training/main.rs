@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod backend;
+mod f16_range;
 mod invariance;
 mod learning;
 #[path = "../support/objective.rs"]

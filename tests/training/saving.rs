@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rollflow::algo::{Aggregation, CrossEntropy, OffPolicy};
-use rollflow::model::{Compute, Dtype, Lora, ModelConfig, Weights, load_hf};
+use rollflow::model::{Compute, Dtype, Lora, ModelConfig, Weights, export_hf, load_hf};
 use rollflow::prelude::*;
 use rollflow::ranks::Shard;
 use rollflow::train::{
@@ -462,7 +462,7 @@ fn a_folder_in_several_files_is_exported_as_one_with_the_same_numbers() {
     let (saved, then, _) = saved_by_four(Shard::Parameters, plain, folder.path());
     for (dtype, most) in [(Dtype::F32, None), (Dtype::Bf16, Some(4000))] {
         let to = folder.path().join(format!("exported {}", dtype.word()));
-        rollflow::model::export_hf(&saved, &to, dtype, most).unwrap();
+        export_hf(&saved, None, &to, dtype, most).unwrap();
         let (config, weights): (ModelConfig, Weights) = load_hf(&to).unwrap();
         let expected = tch::Tensor::from_slice(&then).to_kind(weights_kind(dtype)).to_kind(tch::Kind::Float);
         assert_eq!((config.dtype, weights.flat), (dtype, expected));

@@ -84,7 +84,8 @@ impl Cache {
             return Ok(name.to_owned());
         }
         let Some(id) = name.to_str().filter(|name| is_id(name)) else {
-            let why = "which does not exist; paths are relative to the folder that the command runs in";
+            let relative = "; paths are relative to the folder that the command runs in";
+            let why = format!("which does not exist{}", if name.is_absolute() { "" } else { relative });
             return Err(HubError::NotFound(format!("{}, {why}", name.display())));
         };
         let (name, revision) = id.split_once('@').map_or((id, None), |(name, revision)| (name, Some(revision)));

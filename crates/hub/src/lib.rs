@@ -148,8 +148,9 @@ impl Hub {
 }
 
 /// Files of a model's tokenizer and chat template.
-pub const TOKENIZER_FILES: [&str; 8] = [
+pub const TOKENIZER_FILES: [&str; 9] = [
     "tokenizer.json",
+    "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -164,7 +165,7 @@ pub const MORE_TEMPLATES: &str = "additional_chat_templates";
 
 /// The files of a model that training and generation read.
 fn model_files(files: &[String]) -> Vec<String> {
-    const OTHERS: [&str; 3] = ["config.json", "generation_config.json", "tokenizer.model"];
+    const OTHERS: [&str; 2] = ["config.json", "generation_config.json"];
     // A repository may hold its weights whole and in parts: the whole file is read.
     let whole = files.iter().any(|file| file == "model.safetensors");
     let numbered = |file: &str| ["model-", "model.safetensors-"].iter().any(|begin| file.starts_with(begin));

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use rollflow::model::{Dtype, base_of, export_hf, folder_config, holds_adapter, load_adapter, save_adapter};
+use rollflow::model::{Dtype, base_of, export_adapter, export_hf, holds_adapter};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::train::companions;
 use rollflow::train::tinker;
@@ -34,6 +34,9 @@ pub struct Export {
     /// Write the adapters alone, as PEFT loads them, and not the model that they are merged into.
     #[arg(long, conflicts_with_all = ["dtype", "max_shard_size"])]
     adapter: bool,
+    /// The model under the adapters, if it is not where they name it: a folder or a hub id.
+    #[arg(long, value_name = "FOLDER")]
+    base: Option<PathBuf>,
     /// Environment variable with the API key of the server that trained the run (trainer.key_env).
     #[arg(long, value_name = "NAME")]
     key_env: Option<String>,
@@ -51,6 +54,14 @@ fn size(text: &str) -> Result<u64, String> {
     let (number, unit) = units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit))).unwrap_or((text, 1.0));
     let bytes = number.trim().parse::<f64>().ok().map(|number| number * unit).filter(|bytes| *bytes >= 1.0 && bytes.is_finite());
     bytes.map(|bytes| bytes as u64).ok_or_else(|| format!("{text:?} is no size; write it as 2GB, 500MB or 100KB"))
+}
+
+/// Refuses to write to a path that exists.
+pub fn refuse_existing(to: &Path) -> Result<()> {
+    match to.exists() {
+        true => Err(refused(format!("{} exists already, and nothing is overwritten; choose another name", to.display()))),
+        false => Ok(()),
+    }
 }
 
 impl Export {
@@ -74,16 +85,16 @@ impl Export {
 
     /// Writes the folder, all of it or nothing, and gives what it was made from.
     fn write(&self) -> Result<PathBuf> {
-        if self.to.exists() {
-            let why = format!("{} exists already, and nothing is overwritten; choose another folder", self.to.display());
-            return Err(refused(why));
-        }
+        refuse_existing(&self.to)?;
         let Some(checkpoint) = on_a_server(&self.from)? else { return self.write_from(model_folder(&self.from)?) };
+        if self.base.is_some() {
+            return Err(refused("a server of the Tinker API trained this run, and has the base; leave --base out"));
+        }
         match (tinker::has_adapters(&checkpoint)?, self.adapter) {
             (true, true) => self.download(&checkpoint, &self.to)?,
             (true, false) => {
                 let why = "a server of the Tinker API trained this run, and has its adapters: give --adapter";
-                return Err(refused(why.to_owned()));
+                return Err(refused(why));
             }
             (false, _) => {
                 let downloaded = self.part_folder("downloading")?;
@@ -95,15 +106,28 @@ impl Export {
         Ok(checkpoint)
     }
 
+    /// The folder of the model under the adapters in `from`, if there are any: --base, else the one they name.
+    fn base_under(&self, from: &Path) -> Result<Option<PathBuf>> {
+        let Some(base) = &self.base else { return Ok(base_of(from)?) };
+        if !holds_adapter(from) {
+            return Err(refused(format!("{} holds no adapters, but a whole model; leave --base out", from.display())));
+        }
+        let folder = model_folder(base)?;
+        if holds_adapter(&folder) {
+            return Err(refused(format!("--base: {} holds adapters; give the model under them", folder.display())));
+        }
+        Ok(Some(std::path::absolute(&folder).with_context(|| format!("finding {}", folder.display()))?))
+    }
+
     fn write_from(&self, from: PathBuf) -> Result<PathBuf> {
-        let (base, adapted) = (base_of(&from)?, holds_adapter(&from));
+        let (base, adapted) = (self.base_under(&from)?, holds_adapter(&from));
         ensure!(adapted || !self.adapter, "{} holds no adapters, but a whole model; leave --adapter out", from.display());
         let folder = self.part_folder("writing")?;
         let written = match self.adapter {
-            true => folder_config(&from).and_then(|config| save_adapter(&folder, &load_adapter(&from, &config)?)),
-            false => export_hf(&from, &folder, self.dtype, self.max_shard_size),
+            true => export_adapter(&from, base.as_deref(), &folder),
+            false => export_hf(&from, base.as_deref(), &folder, self.dtype, self.max_shard_size).map(|()| false),
         };
-        written.with_context(|| format!("exporting {}", from.display()))?;
+        let is_renamed = written.with_context(|| format!("exporting {}", from.display()))?;
         // Adapters without a tokenizer are used with the base's. The companions are tokenizer files and templates.
         let base = base.filter(|_| !from.join("tokenizer.json").exists());
         for origin in base.iter().chain([&from]) {
@@ -115,6 +139,13 @@ impl Export {
             }
         }
         atomic_file::publish(&folder, &self.to).with_context(|| format!("writing {}", self.to.display()))?;
+        if is_renamed {
+            out::line(&format!(
+                "tensors are named as vLLM and AutoModelForImageTextToText load the base (model.language_model.layers…); \
+                 for AutoModelForCausalLM, give PEFT {}",
+                from.display()
+            ))?;
+        }
         Ok(from)
     }
 }

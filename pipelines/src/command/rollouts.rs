@@ -1,5 +1,6 @@
 //! `rollflow rollouts`: recorded rollouts as a person, a check or another training run reads them.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -14,8 +15,10 @@ use rollflow::data::source::export_conversations;
 use rollflow::data::{Batch, Group, Prompt, PromptText, Sample, conversation_to_markdown, last_message};
 use rollflow::observe::logs::{Rollout, read_whole_lines};
 use rollflow::util::{atomic_file, untrusted};
+use serde::Serialize;
 
 use super::condition::Condition;
+use super::export::refuse_existing;
 use super::{End, out, refused};
 
 /// Longest prompt or response in the list, in characters.
@@ -44,12 +47,12 @@ pub struct Rollouts {
     /// Report inconsistent rollouts instead of showing them; exit code 1 if there are any.
     #[arg(long, conflicts_with_all = ["samples", "conversations"])]
     check: bool,
-    /// Write all that fit to this file, as samples: one JSON object a line, with every column. Its folder
-    /// is made.
+    /// Write all that fit to this file, as samples: one JSON object a line, with every column; `group` is
+    /// named `group_index`. The file must not exist yet; its folder is made.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
-    /// Write all that fit to this file, as conversations. Its folder is made, and is then a data set for
-    /// [sft].
+    /// Write all that fit to this file, as conversations. The file must not exist yet. Its folder is made, and
+    /// is then a data set for [sft].
     #[arg(long, value_name = "FILE")]
     conversations: Option<PathBuf>,
 }
@@ -64,13 +67,62 @@ enum Form {
     Tokens,
 }
 
-/// A sample, and the optimizer step that trained it, where that is recorded.
-type Recorded = (Option<u64>, Sample);
+/// A sample, with the columns of its line that samples lack. A file of samples is read without them.
+#[derive(Default, Serialize)]
+struct Recorded {
+    /// The optimizer step that trained it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<u64>,
+    #[serde(flatten)]
+    sample: Sample,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trainer_log_probs: Option<Vec<Option<f32>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entropies: Option<Vec<Option<f32>>>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    source: String,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    spared: bool,
+}
+
+impl From<Rollout> for Recorded {
+    fn from(mut rollout: Rollout) -> Self {
+        Recorded {
+            step: Some(rollout.step),
+            trainer_log_probs: rollout.trainer_log_probs.take(),
+            entropies: rollout.entropies.take(),
+            source: std::mem::take(&mut rollout.source),
+            spared: rollout.spared,
+            sample: rollout.into_sample(),
+        }
+    }
+}
+
+impl Borrow<Sample> for Recorded {
+    fn borrow(&self) -> &Sample {
+        &self.sample
+    }
+}
+
+/// Checks that a file of JSON lines may be written, and makes its folder.
+fn prepare(file: &Path) -> Result<()> {
+    refuse_existing(file)?;
+    let end = file.extension().and_then(|end| end.to_str()).unwrap_or_default();
+    if ["parquet", "gz", "zst"].iter().any(|other| end.eq_ignore_ascii_case(other)) {
+        let why = format!("{}: JSON lines are written, neither Parquet nor compressed; end the name in .jsonl", file.display());
+        return Err(refused(why));
+    }
+    atomic_file::create_folder_of(file).with_context(|| format!("making the folder of {}", file.display()))
+}
 
 impl Rollouts {
     pub fn run(self) -> Result<()> {
         let recorded = recorded(&self.source)?;
         let writes = self.samples.is_some() || self.conversations.is_some();
+        if writes && self.samples == self.conversations {
+            return Err(refused("--samples and --conversations name the same file; choose another for one"));
+        }
+        self.samples.iter().chain(&self.conversations).try_for_each(|file| prepare(file))?;
         if self.check {
             return self.report(recorded);
         }
@@ -85,14 +137,10 @@ impl Rollouts {
         }
         ensure!(fitting > 0, "no rollout fits in {}", self.source.display());
         if let Some(file) = &self.samples {
-            let making = || format!("making the folder of {}", file.display());
-            atomic_file::create_folder_of(file).with_context(making)?;
             save_samples(file, self.again(fitting)?)?;
             out::line(&format!("{fitting} samples: {}", file.display()))?;
         }
         if let Some(file) = &self.conversations {
-            let making = || format!("making the folder of {}", file.display());
-            atomic_file::create_folder_of(file).with_context(making)?;
             export_conversations(file, self.again(fitting)?)?;
             out::line(&format!("{fitting} conversations: {}", file.display()))?;
         }
@@ -100,12 +148,12 @@ impl Rollouts {
     }
 
     /// Reads the first `count` samples that fit once more, so that they are not held in memory.
-    fn again(&self, count: usize) -> Result<impl Iterator<Item = Sample>> {
+    fn again(&self, count: usize) -> Result<impl Iterator<Item = Recorded>> {
         let fitting = recorded(&self.source)?.filter_map(Result::ok).filter(|rollout| self.fits(rollout));
-        Ok(fitting.take(count).map(|(_, sample)| sample))
+        Ok(fitting.take(count))
     }
 
-    fn fits(&self, (step, sample): &Recorded) -> bool {
+    fn fits(&self, Recorded { step, sample, .. }: &Recorded) -> bool {
         self.condition.as_ref().is_none_or(|condition| condition.holds(*step, sample))
     }
 
@@ -113,14 +161,14 @@ impl Rollouts {
     fn report(&self, recorded: impl Iterator<Item = Result<Recorded>>) -> Result<()> {
         let (mut step, mut samples, mut seen, mut issues) = (None, Vec::new(), 0, 0);
         for rollout in recorded {
-            let (next, sample) = rollout?;
-            if next != step {
+            let rollout = rollout?;
+            if rollout.step != step {
                 issues += said(step, std::mem::take(&mut samples))?;
-                step = next;
+                step = rollout.step;
             }
-            if self.fits(&(next, sample.clone())) {
+            if self.fits(&rollout) {
                 seen += 1;
-                samples.push(sample);
+                samples.push(rollout.sample);
             }
         }
         issues += said(step, samples)?;
@@ -140,10 +188,9 @@ fn recorded(source: &Path) -> Result<Box<dyn Iterator<Item = Result<Recorded>>>>
     BufReader::new(File::open(&file)?).read_line(&mut first).with_context(|| format!("reading {}", file.display()))?;
     let is_sample = serde_json::from_str::<serde_json::Value>(&first).is_ok_and(|line| line.get("group_index").is_some());
     if is_sample {
-        return Ok(Box::new(load_samples(&file)?.into_iter().map(|sample| Ok((None, sample)))));
+        return Ok(Box::new(load_samples(&file)?.into_iter().map(|sample| Ok(Recorded { sample, ..Recorded::default() }))));
     }
-    let rollout = |rollout: Rollout| (Some(rollout.step), rollout.into_sample());
-    Ok(Box::new(read_whole_lines(file)?.map(move |line| Ok(line.map(rollout)?))))
+    Ok(Box::new(read_whole_lines::<Rollout>(file)?.map(|line| Ok(line.map(Recorded::from)?))))
 }
 
 /// Prints the issues of a step's samples, and returns their number.
@@ -173,7 +220,7 @@ fn shown(rollouts: &VecDeque<Recorded>, form: Form) -> String {
     match form {
         Form::List => {
             let head = ["step", "group", "sample", "reward", "tokens", "prompt", "response"];
-            let row = |(step, sample): &Recorded| {
+            let row = |Recorded { step, sample, .. }: &Recorded| {
                 let cell = |text: &str| untrusted::line_of(text, CELL);
                 let reward = sample.reward.map_or_else(|| "–".to_owned(), |reward| format!("{reward:.3}"));
                 let [group, index] = [sample.group_index, u64::from(sample.index)].map(|number| number.to_string());
@@ -191,7 +238,7 @@ fn shown(rollouts: &VecDeque<Recorded>, form: Form) -> String {
             out::aligned(&[head].into_iter().chain(rollouts.iter().map(row)).collect::<Vec<_>>())
         }
         Form::Chat => {
-            let page = |(step, sample): &Recorded| {
+            let page = |Recorded { step, sample, .. }: &Recorded| {
                 let reward = sample.reward.map_or_else(|| "none".to_owned(), |reward| reward.to_string());
                 let Sample { group_index, index, .. } = sample;
                 let turns = conversation_to_markdown(&sample.conversation());
@@ -200,7 +247,7 @@ fn shown(rollouts: &VecDeque<Recorded>, form: Form) -> String {
             rollouts.iter().map(page).collect::<Vec<_>>().join("\n")
         }
         Form::Tokens => {
-            let page = |(step, sample): &Recorded| format!("step {}, {}", of_step(step), inspect_sample(sample));
+            let page = |Recorded { step, sample, .. }: &Recorded| format!("step {}, {}", of_step(step), inspect_sample(sample));
             rollouts.iter().map(page).collect::<Vec<_>>().join("\n")
         }
     }

@@ -160,6 +160,41 @@ fn adapters_are_exported_merged_and_by_themselves_and_nothing_is_overwritten() {
     assert!(path("full/checkpoints/step_000003/model.safetensors").is_file());
 }
 
+/// Its adapters name the model under them by the path that it had.
+#[test]
+fn a_run_of_adapters_that_was_moved_is_exported_and_one_that_lost_its_base_is_over_another_copy() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let text = |name: &str| path(name).display().to_string();
+    run(&path("run"), &[LORA, "train.steps=1", "train.lr=1e-2"]);
+    fs::rename(path("run"), path("moved")).unwrap();
+    export(&[&text("moved"), &text("whole")], 0);
+    let (_, merged) = weights(&path("whole"));
+    fs::rename(path("moved/base"), path("copy")).unwrap();
+    let lost = export(&[&text("moved"), &text("lost")], 1);
+    assert!(lost.contains("--base FOLDER") && !lost.contains("paths are relative"), "{lost}");
+    export(&[&text("moved"), &text("over"), "--base", &text("copy")], 0);
+    export(&[&text("moved"), &text("apart"), "--base", &text("copy"), "--adapter"], 0);
+    assert!(weights(&path("over")).1 == merged && weights(&path("apart")).1 == merged, "the adapters name the copy");
+    assert!(export(&[&text("copy"), &text("other"), "--base", &text("copy")], 2).contains("holds no adapters"));
+    assert!(export(&[&text("moved"), &text("other"), "--base", &text("apart")], 2).contains("holds adapters"));
+}
+
+/// A sentencepiece model, which converters to other formats read.
+#[test]
+fn a_checkpoint_and_an_export_have_the_tokenizer_model_of_the_base() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    run(&path("run"), &[LORA, "train.steps=1"]);
+    fs::write(path("run/base/tokenizer.model"), b"\x00pieces").unwrap();
+    let model = format!("model={{kind=\"folder\",path={:?}}}", path("run/base"));
+    rollflow(&plain_run_args(GRPO, &path("on"), &[&TINY[5..], &[model.as_str()]].concat())).ok();
+    export(&[path("on").to_str().unwrap(), path("out").to_str().unwrap()], 0);
+    for of in [path("on/checkpoints/step_000003"), path("out")] {
+        assert_eq!(fs::read(of.join("tokenizer.model")).unwrap(), b"\x00pieces", "{}", of.display());
+    }
+}
+
 /// Rendered by them, prompts would be others than in training.
 #[test]
 fn an_export_of_adapters_that_have_a_tokenizer_has_no_template_of_the_base() {

@@ -8,6 +8,7 @@ use rollflow::observe::Metric;
 use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::prelude::*;
 use rollflow::train::checkpoint;
+use serde_json::Value;
 
 use crate::running::{GRPO, Running, SFT, TINY_MODEL, plain_run_args, read, rollflow, rows, run_args};
 
@@ -83,7 +84,8 @@ fn recorded_rollouts_are_shown_checked_and_written_as_a_data_set() {
     let lines = read(&run.join("rollouts.jsonl"));
     fs::write(run.join("rollouts.jsonl"), format!("{lines}{{\"step\":2,")).unwrap();
     assert_eq!(rollouts(&run, &["--check"]).out, "0 issues in 32 rollouts\n", "a killed run leaves half a line");
-    assert!(rollouts(&run, &["--samples", samples.to_str().unwrap()]).out.starts_with("32 samples: "));
+    let again = path("again.jsonl").display().to_string();
+    assert!(rollouts(&run, &["--samples", &again]).out.starts_with("32 samples: "));
     assert_eq!(rollouts(&run, &["--check", "--samples", samples.to_str().unwrap()]).code, Some(2), "it would write nothing");
     let first = lines.lines().next().unwrap();
     fs::write(run.join("rollouts.jsonl"), format!("{first}\n{lines}")).unwrap();
@@ -94,6 +96,51 @@ fn recorded_rollouts_are_shown_checked_and_written_as_a_data_set() {
         "{}",
         checked.out
     );
+}
+
+#[test]
+fn rollouts_are_written_over_no_file_and_as_nothing_but_json_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    rollflow(&run_args(GRPO, &run, &["train.steps=1", "observe.rollouts_every=1"])).ok();
+    let own = run.join("rollouts.jsonl");
+    let lines = read(&own);
+    let [source, own_name] = [&run, &own].map(|path| path.to_str().unwrap());
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let same = path("same.jsonl");
+    for (args, why) in [
+        (&["--samples", own_name][..], "nothing is overwritten"),
+        (&["--conversations", own_name], "nothing is overwritten"),
+        (&["--samples", &same, "--conversations", &same], "name the same file"),
+        (&["--samples", &path("all.parquet")], "JSON lines"),
+        (&["--conversations", &path("all.jsonl.gz")], "JSON lines"),
+    ] {
+        let refused = rollflow(&[&["rollouts", source], args].concat());
+        assert!(refused.code == Some(2) && refused.err.contains(why), "{args:?}: {}", refused.err);
+    }
+    assert_eq!(read(&own), lines);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else was written");
+}
+
+#[test]
+fn written_samples_have_every_column_of_their_rollouts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, samples) = (folder.path().join("run"), folder.path().join("samples.jsonl"));
+    rollflow(&run_args(GRPO, &run, &["train.steps=1", "observe.rollouts_every=1"])).ok();
+    rollflow(&["rollouts", run.to_str().unwrap(), "--samples", samples.to_str().unwrap()]).ok();
+    let lines = |path: &Path| -> Vec<Value> { read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect() };
+    let (recorded, written) = (lines(&run.join("rollouts.jsonl")), lines(&samples));
+    assert_eq!(recorded.len(), written.len());
+    assert!(recorded.iter().any(|of| of["trainer_log_probs"].is_array() && of["entropies"].is_array()), "{}", recorded[0]);
+    for (recorded, written) in recorded.iter().zip(&written) {
+        for (column, value) in recorded.as_object().unwrap() {
+            let column = match column.as_str() {
+                "group" => "group_index",
+                column => column,
+            };
+            assert_eq!(&written[column], value, "{column}");
+        }
+    }
 }
 
 /// Rows are in `metrics.jsonl` and nowhere else; the report reads them there.
