@@ -369,6 +369,24 @@ fn widths_in_a_template_are_bounded() {
     assert_eq!(rendered("{{ [1] | tojson(indent=2) }}".to_owned()).unwrap(), "[\n  1\n]");
 }
 
+#[test]
+fn what_nests_too_deep_or_holds_itself_is_not_written_as_json() {
+    let nested = |deep: usize, around: &str| {
+        format!(
+            "{{% set ns = namespace(x=[]) %}}{{% for i in range({}) %}}{{% set ns.x = {around} %}}{{% endfor %}}{{{{ ns.x | tojson }}}}",
+            deep - 1
+        )
+    };
+    let (lists, maps) = ("[ns.x]", "{'a': ns.x}");
+    assert_eq!(rendered(nested(128, lists)).unwrap(), "[".repeat(128) + &"]".repeat(128));
+    assert_eq!(rendered(nested(128, maps)).unwrap(), "{\"a\": ".repeat(127) + "[]" + &"}".repeat(127));
+    let itself = "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns | tojson }}".to_owned();
+    for source in [nested(129, lists), nested(129, maps), itself] {
+        let error = rendered(source).unwrap_err().to_string();
+        assert!(error.contains("more than 128 lists and maps are inside each other"), "{error}");
+    }
+}
+
 /// Each of these nests with every few bytes. Without a stack of their own they end the process.
 #[test]
 fn the_deepest_source_within_the_limit_ends_without_overflow() {

@@ -9,6 +9,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -29,7 +30,7 @@ void limit(const struct config *config, const struct guest *guest) {
   /* A signal that says why, then one that nobody ignores. */
   at_most(RLIMIT_CPU, config->cpu_s, config->cpu_s + 1, "RLIMIT_CPU");
   at_most(RLIMIT_FSIZE, config->mode == WALLS ? 0 : config->file_size, config->mode == WALLS ? 0 : config->file_size, "RLIMIT_FSIZE");
-  at_most(RLIMIT_NOFILE, 256, 256, "RLIMIT_NOFILE");
+  at_most(RLIMIT_NOFILE, 64, 64, "RLIMIT_NOFILE"); /* each may be a socket, whose buffer no limit on memory counts */
   at_most(RLIMIT_CORE, 0, 0, "RLIMIT_CORE");
   at_most(RLIMIT_MEMLOCK, 0, 0, "RLIMIT_MEMLOCK");
   at_most(RLIMIT_MSGQUEUE, 0, 0, "RLIMIT_MSGQUEUE");
@@ -126,10 +127,11 @@ static void only(int number, int argument, uint32_t mask, uint32_t value, int er
   give(REFUSE(error));
   give(SECCOMP_RET_ALLOW);
 }
-/* `number` where argument == value */
-static void except(int number, int argument, uint32_t value, int error) {
-  step(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 4);
+/* `number` where (argument & mask) == value */
+static void except(int number, int argument, uint32_t mask, uint32_t value, int error) {
+  step(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 5);
   load_argument(argument);
+  step(BPF_ALU | BPF_AND | BPF_K, mask, 0, 0);
   step(BPF_JMP | BPF_JEQ | BPF_K, value, 0, 1);
   give(REFUSE(error));
   load(offsetof(struct seccomp_data, nr));
@@ -144,6 +146,20 @@ static void unless(int number, int argument, uint32_t value, int error) {
   load(offsetof(struct seccomp_data, nr));
 }
 
+/* Others change the flags of a file, set the owner of SIGIO, or belong to a terminal, of which there is none. */
+static const uint32_t ioctls[] = {FIONREAD, FIONBIO, FIOCLEX, FIONCLEX};
+static void only_ioctls(void) {
+  const uint8_t count = sizeof ioctls / sizeof *ioctls;
+  step(BPF_JMP | BPF_JEQ | BPF_K, __NR_ioctl, 0, count + 3);
+  load_argument(1);
+  for (uint8_t i = 0; i < count; i++) step(BPF_JMP | BPF_JEQ | BPF_K, ioctls[i], (uint8_t)(count - i), 0);
+  give(REFUSE(ENOTTY));
+  load(offsetof(struct seccomp_data, nr));
+}
+
+/* Signals to other processes, leases that make them wait, and memory that no limit counts. */
+static const uint32_t refused_fcntl[] = {F_SETOWN, F_SETOWN_EX, F_SETSIG, F_SETLEASE, F_SETPIPE_SZ};
+
 static const int refused[] = {
     /* the network, and what can make a socket in another way */
     __NR_socket, __NR_connect, __NR_bind, __NR_listen, __NR_accept, __NR_accept4, 425, 426, 427 /* io_uring */,
@@ -157,12 +173,22 @@ static const int refused[] = {
     __NR_settimeofday, __NR_clock_settime, __NR_adjtimex, __NR_clock_adjtime, __NR_acct, __NR_syslog, __NR_quotactl, __NR_personality,
     __NR_name_to_handle_at, __NR_open_by_handle_at, __NR_fanotify_init, __NR_vhangup, __NR_nfsservctl,
     /* memory that no limit counts, and what would stay behind */
-    __NR_memfd_create, 447 /* memfd_secret */, __NR_shmget, __NR_shmat, __NR_msgget, __NR_semget, __NR_mq_open};
+    __NR_memfd_create, 447 /* memfd_secret */, __NR_shmget, __NR_shmat, __NR_msgget, __NR_semget, __NR_mq_open,
+    __NR_setsockopt /* SO_SNDBUF */};
 
 /* Where other processes are in reach: nothing may be done to them. */
 static const int refused_beside_others[] = {
     __NR_tkill, __NR_rt_sigqueueinfo, __NR_rt_tgsigqueueinfo, 424 /* pidfd_send_signal */, __NR_setpriority, __NR_ioprio_set,
     __NR_sched_setaffinity, __NR_sched_setparam, __NR_sched_setscheduler, __NR_sched_setattr, __NR_migrate_pages, __NR_move_pages};
+
+/* Where other files are in reach: most of these Landlock does not know, and others only in newer kernels. Nothing may be written there. */
+static const int refused_beside_files[] = {
+#ifdef __x86_64__
+    __NR_chmod, __NR_chown, __NR_lchown, __NR_utime, __NR_utimes, __NR_futimesat,
+#endif
+    __NR_fchmod, __NR_fchmodat, 452 /* fchmodat2 */, __NR_fchown, __NR_fchownat, __NR_utimensat, __NR_truncate, __NR_ftruncate, __NR_setxattr,
+    __NR_lsetxattr, __NR_fsetxattr, 463 /* setxattrat */, __NR_removexattr, __NR_lremovexattr, __NR_fremovexattr, 466 /* removexattrat */,
+    469 /* file_setattr */};
 
 static int filter(const struct config *config, const struct guest *guest) {
   const uint32_t new_namespaces = CLONE_NEWNS | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
@@ -176,6 +202,8 @@ static int filter(const struct config *config, const struct guest *guest) {
 #endif
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) refuse(refused[i], EPERM);
   refuse(435 /* clone3, whose flags can't be read here */, ENOSYS);
+  only_ioctls();
+  for (size_t i = 0; i < sizeof refused_fcntl / sizeof *refused_fcntl; i++) except(__NR_fcntl, 1, ~0u, refused_fcntl[i], EPERM);
   /* A pair of Unix stream sockets is connected with itself for good; asyncio needs one. A pair of datagram sockets could send to any address, and
      other families reach a network. */
   unless(__NR_socketpair, 0, AF_UNIX, EPERM);
@@ -195,8 +223,15 @@ static int filter(const struct config *config, const struct guest *guest) {
     only(__NR_kill, 0, ~0u, (uint32_t)getpid(), EPERM);
     only(__NR_tgkill, 0, ~0u, (uint32_t)getpid(), EPERM);
     only(__NR_prlimit64, 0, ~0u, 0, EPERM);
-    except(__NR_fcntl, 1, F_SETOWN, EPERM); /* SIGIO to whomever */
-    except(__NR_fcntl, 1, F_SETOWN_EX, EPERM);
+    for (size_t i = 0; i < sizeof refused_beside_files / sizeof *refused_beside_files; i++) refuse(refused_beside_files[i], EPERM);
+    refuse(437 /* openat2, whose flags can't be read here */, ENOSYS);
+    /* Opened for reading (0) or for neither (3) and emptied by that: Landlock before ABI 3 lets it be. */
+    for (uint32_t access = 0; access <= 3; access += 3) {
+      except(__NR_openat, 2, 3 | O_TRUNC, access | O_TRUNC, EPERM);
+#ifdef __x86_64__
+      except(__NR_open, 1, 3 | O_TRUNC, access | O_TRUNC, EPERM);
+#endif
+    }
   }
   give(SECCOMP_RET_ALLOW);
   struct sock_fprog whole = {length, program};

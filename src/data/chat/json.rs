@@ -1,11 +1,14 @@
 //! Filter `tojson` as transformers defines it: Python's `json.dumps` with its own spacing, not
 //! escaped for HTML.
 
-use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::value::{Kwargs, Serde, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde_json::Value as Json;
 
 use super::limits;
+
+/// Most lists and maps inside each other. A namespace that holds itself has no end.
+const DEPTH: usize = 128;
 
 /// `value | tojson(ensure_ascii=…, indent=…, separators=…, sort_keys=…)`.
 pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
@@ -26,6 +29,7 @@ pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let sorted = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
+    check_depth(value, DEPTH)?;
     let mut value = serde_json::to_value(value)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, format!("can't be written as JSON: {error}")))?;
     if sorted {
@@ -34,6 +38,21 @@ pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let mut text = String::new();
     Layout { indent, item, key, ascii }.write(&value, 0, &mut text);
     Ok(Value::from(text))
+}
+
+/// Fails if more than `left` lists and maps are inside each other.
+fn check_depth(value: &Value, left: usize) -> Result<(), Error> {
+    let kind = value.kind();
+    if !matches!(kind, ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
+        return Ok(());
+    }
+    let problem = || format!("can't be written as JSON: more than {DEPTH} lists and maps are inside each other");
+    let left = left.checked_sub(1).ok_or_else(|| Error::new(ErrorKind::BadSerialization, problem()))?;
+    for item in value.try_iter()? {
+        let inner = if kind == ValueKind::Map { value.get_item(&item)? } else { item };
+        check_depth(&inner, left)?;
+    }
+    Ok(())
 }
 
 /// Python's layout of JSON.

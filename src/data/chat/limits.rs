@@ -1,5 +1,6 @@
 //! Limits on the cost of a chat template, which is a foreign program: it comes with a model or a
-//! data set.
+//! data set. They stop mistakes and known attacks, but not every hostile template: no limit bounds
+//! the memory of a value, or its nesting.
 
 use std::io::{self, ErrorKind, Write};
 

@@ -128,6 +128,13 @@ for pid in [victim, tests]:
         fcntl.fcntl(read, 8, pid)
         return fcntl.fcntl(read, 9) == pid
     attempt("SIGIO", sigio)
+    def sigio_of_a_socket():
+        import socket, struct
+        left, right = socket.socketpair()
+        fcntl.ioctl(left, 0x8901, struct.pack("i", pid))
+        return fcntl.fcntl(left, 9) == pid
+    attempt("SIGIO of a socket", sigio_of_a_socket)
+    attempt("another signal for SIGIO", lambda: fcntl.fcntl(os.pipe()[0], 10, 9))
     attempt("its group", lambda: os.killpg(pid, signal.SIGTERM))
 "#;
     let pid = std::process::id().to_string();
@@ -160,6 +167,33 @@ attempt("device", lambda: os.mknod("device", 0o60666, os.makedev(254, 0)) or ope
 "#;
     all_held(code, &[&outside]);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// Where an ordinary user runs the tests without namespaces, a program runs as that user, whose files permissions do not protect. A
+/// pipe belongs to the program whoever runs it.
+#[test]
+fn a_confined_program_changes_no_file_that_its_own_user_may_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.bin");
+    std::fs::write(&file, "weights").unwrap();
+    let before = std::fs::metadata(&file).unwrap();
+    let code = r#"
+confined = os.getcwd() != "/work"
+read, write = os.pipe()
+for name, own in [("file", sys.argv[1])] + [("pipe", read)] * confined:
+    attempt(name + " permissions", lambda: os.chmod(own, 0o666))
+    attempt(name + " times", lambda: os.utime(own))
+    attempt(name + " owner", lambda: os.chown(own, -1, -1))
+    attempt(name + " attribute", lambda: os.setxattr(own, "user.x", b"x"))
+    attempt(name + " length", lambda: os.truncate(own, 0))
+attempt("newer permissions", lambda: syscall(452, -100, sys.argv[1].encode(), 0o666, 0))
+if confined:
+    attempt("emptying by opening", lambda: os.open("main.py", os.O_RDONLY | os.O_TRUNC))
+"#;
+    all_held(code, &[&file.display().to_string()]);
+    let after = std::fs::metadata(&file).unwrap();
+    assert_eq!((after.permissions(), after.len()), (before.permissions(), before.len()));
+    assert_eq!(after.modified().unwrap(), before.modified().unwrap());
 }
 
 #[test]

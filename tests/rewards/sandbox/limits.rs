@@ -94,6 +94,19 @@ print("together", flush=True)
     }
 }
 
+/// Memory that the kernel holds for sockets and pipes counts for no process.
+#[test]
+fn sockets_and_pipes_are_few_and_their_buffers_do_not_grow() {
+    let code = r#"
+import fcntl, socket
+attempt("a gigabyte to send", lambda: socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30))
+attempt("a gigabyte to receive", lambda: socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30))
+attempt("a mebibyte in a pipe", lambda: fcntl.fcntl(os.pipe()[1], 1031, 1 << 20))
+attempt("many descriptors", lambda: [os.dup(0) for _ in range(64)])
+"#;
+    all_held(code, &[]);
+}
+
 #[test]
 fn the_disk_is_not_filled() {
     let code = r#"
