@@ -17,7 +17,6 @@ use crate::assemble::engines::Engines;
 use crate::assemble::policy::Reader;
 use crate::assemble::references::Scorers;
 use crate::assemble::rewards::Scoring;
-use crate::assemble::sections::{Evaluation, Training};
 use crate::assemble::steps::Mixture;
 use crate::assemble::supervised::Imitation;
 use crate::assemble::{data, environments, evaluation, rollout, trainers};
@@ -93,7 +92,7 @@ impl Components<LocalBackend> {
         observe: impl FnOnce(Generator<LocalEngine>) -> Generator<LocalEngine>,
     ) -> Result<Self> {
         let ((publish, published), reader, timeline) = (weights(), Reader::from(policy), Timeline::of(plan)?);
-        let evaluator = Evaluation::during(plan).map(|of| evaluation::evaluator(of, registry, policy)).transpose()?;
+        let evaluator = evaluation::evaluator(plan, registry, policy)?;
         let generator = rollout::local_generator(plan, policy)?.weights(published.clone());
         let sampled = Sampled {
             generator: BoxedStage::new(observe(generator_of(plan, &timeline, &reader, generator)?)),
@@ -119,11 +118,11 @@ impl Components<LocalBackend> {
         let ((publish, synced), (also, published), reader) = (weights(), weights(), engines.reader(policy));
         let timeline = Timeline::of(plan)?;
         let (mut sync, mut sleep, mut evaluator) = (engines.sync(publish)?.also(also), engines.sleep(), None);
-        if let Some(of) = Evaluation::during(plan) {
-            let hold = evaluation::hold(of);
+        if let Some(eval) = evaluation::during(plan) {
+            let hold = evaluation::hold(plan, eval);
             sync = sync.hold(&hold);
             sleep = sleep.map(|sleep| sleep.hold(&hold));
-            evaluator = Some(evaluation::evaluator_of_servers(of, registry, &reader, engines.evaluator(&reader), &hold)?);
+            evaluator = Some(evaluation::evaluator_of_servers(plan, eval, registry, &reader, engines.evaluator(&reader), &hold)?);
         }
         let sampled = Sampled {
             generator: BoxedStage::new(generator_of(plan, &timeline, &reader, engines.generator(&reader).weights(synced))?),
@@ -146,16 +145,15 @@ impl Components<LocalBackend> {
         start: &Policy,
         from: Option<&ResumePoint>,
     ) -> Result<Self> {
-        let (Plan { model, generate, reward, .. }, training) = (plan, Training::of(plan));
         let mix = plan.mix.as_ref().zip(plan.sft.as_ref());
         let mixture = mix.map(|(mix, sft)| Mixture::of(mix, Imitation::of(plan, sft), policy)).transpose()?;
         Ok(Components {
             prompts: data::training_prompts(plan, &of.reader, from)?,
             generator: of.generator,
-            reward: Scoring::of(reward, model, &plan.net, generate.max_new_tokens, registry)?,
+            reward: Scoring::of(plan, registry)?,
             scorers: Scorers::of(plan, start, Some(&of.published))?,
-            backend: trainers::backend(training, registry, policy).context("starting the trainer")?,
-            critic: trainers::critic(training, registry, start).context("starting the critic")?,
+            backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
+            critic: trainers::critic(plan, registry, start).context("starting the critic")?,
             mixture,
             sleep: of.sleep,
             sync: of.sync,

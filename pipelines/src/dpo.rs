@@ -10,7 +10,6 @@ use rollflow::recipe::{Plan, Timeline};
 use rollflow::stages::evaluate::PairEvaluator;
 
 use crate::assemble::policy::Reader;
-use crate::assemble::sections::{Evaluation, Start, Training};
 use crate::assemble::{data, evaluation, origin, preferences, references, trainers};
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder, announce_end};
@@ -18,7 +17,7 @@ use crate::run::resume::ResumePoint;
 
 /// The pipeline `dpo`.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    let mut flow = declare(plan, registry, &origin::policy(Start::of(plan), run.path())?, run.outputs(plan)?, from)?;
+    let mut flow = declare(plan, registry, &origin::policy(plan, run.path())?, run.outputs(plan)?, from)?;
     let report = run.watch(&mut flow, plan.train.steps)?;
     announce_end(&report, "Preference training complete!");
     Ok(report)
@@ -29,9 +28,9 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let Plan { model, train, .. } = plan;
     let reader = Reader::from(policy);
     let (pairs, state) = preferences::batches(&plan.task, &plan.chat, plan.seed, plan.batch.groups, train.steps, &reader)?;
-    let backend = trainers::backend(Training::of(plan), registry, policy).context("starting the trainer")?;
-    let trainer = trainers::trainer(Training::of(plan), Timeline::of(plan)?, registry, backend, None, None, outputs.checkpoints)?;
-    let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
+    let backend = trainers::backend(plan, registry, policy).context("starting the trainer")?;
+    let trainer = trainers::trainer(plan, Timeline::of(plan)?, registry, backend, None, None, outputs.checkpoints)?;
+    let trainer = evaluation::publish_for_evaluation(trainer, plan);
     let trainer = data::resumable(trainer, from, state)?;
     let scoring = |threads| references::scoring(model, plan.generate.scoring_temperature(), &train.optimization, threads);
 
@@ -46,7 +45,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
         );
     }
     let mut trained = flow.stage("train", batches, trainer);
-    if let Some(Evaluation { eval, .. }) = Evaluation::during(plan) {
+    if let Some(eval) = evaluation::during(plan) {
         let (sources, pairs): (Vec<_>, Vec<_>) =
             preferences::evaluated(eval, &plan.task, &plan.chat, plan.seed, &reader)?.into_iter().unzip();
         let (config, loss) = (scoring(eval.threads)?, registry.loss_of(train, None)?);

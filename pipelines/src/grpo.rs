@@ -10,7 +10,6 @@ use rollflow::prelude::*;
 use rollflow::recipe::{Pipeline, Plan, ReferencePolicy};
 
 use crate::assemble::engines::Engines;
-use crate::assemble::sections::{Pacing, Serving, Start, Training};
 use crate::assemble::servers::Startup;
 use crate::assemble::{data, origin, references, rollout, trainers};
 use crate::components::Components;
@@ -23,7 +22,7 @@ use crate::{sft, sft_then_grpo};
 /// Runs the supervised part if the recipe has one, starts the engines, then reinforces. `from` resumes
 /// an interrupted run.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    let mut policy = origin::policy(Start::of(plan), run.path())?;
+    let mut policy = origin::policy(plan, run.path())?;
     // One listener for both flows, so that no Ctrl-C is lost between them.
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
     let supervised = match &plan.sft {
@@ -49,7 +48,7 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     }
     // Dropping the engines ends the servers that were started, however the run ends.
     let startup = Startup { report: &|line| run.say(line), interrupted: &|| interrupts.pressed() };
-    let Some(engines) = Engines::begin(Serving::of(plan)?, &policy, &run.path().join("engine"), startup)? else {
+    let Some(engines) = Engines::begin(plan, &policy, &run.path().join("engine"), startup)? else {
         return Ok(Report::before(&plan.name));
     };
     let components = Components::remote(plan, registry, &policy, &start, from, &engines)?;
@@ -67,9 +66,7 @@ fn reinforce(
     match from {
         Some(from) => components.scorers.resume(policy, &from.checkpoint)?,
         None if plan.train.probe => {
-            let (few, longest) = (rollout::PROBED, plan.generate.max_new_tokens);
-            let (task, environment, reader) = (&plan.task, plan.environment.as_ref(), policy.into());
-            let prompts = data::first_prompts(task, environment, &plan.chat, plan.seed, few, &reader, longest)?;
+            let prompts = data::first_prompts(plan, rollout::PROBED, &policy.into())?;
             rollout::probe(prompts, plan, policy, &components.backend)?;
         }
         None => {}
@@ -103,9 +100,9 @@ pub fn declare<B: TrainingBackend + 'static>(
 ) -> Result<Flow> {
     let Components { prompts, generator, reward, scorers, backend, critic, mixture, sleep, sync, evaluator, registry, timeline } =
         components;
-    let (admission, traces) = (rollout::admission(Pacing::of(plan)), outputs.traces);
+    let (admission, traces) = (rollout::admission(plan), outputs.traces);
     let filter = Filter::by(rollout::filter(&plan.filter, &timeline, &registry)?).fallback(plan.filter_fallback);
-    let mut trainer = trainers::trainer(Training::of(plan), timeline, &registry, backend, critic, mixture, outputs.checkpoints)?;
+    let mut trainer = trainers::trainer(plan, timeline, &registry, backend, critic, mixture, outputs.checkpoints)?;
     if let Some(from) = from {
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;

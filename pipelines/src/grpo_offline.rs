@@ -19,7 +19,6 @@ use rollflow::util::causes::full_message;
 
 use crate::assemble::references::Scorers;
 use crate::assemble::rewards::Scoring;
-use crate::assemble::sections::{Evaluation, Start, Training};
 use crate::assemble::steps::Mixture;
 use crate::assemble::supervised::Imitation;
 use crate::assemble::{conversations, data, evaluation, origin, rollout, trainers};
@@ -29,7 +28,7 @@ use crate::run::resume::ResumePoint;
 
 /// The pipeline `grpo_offline`.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    let mut flow = declare(plan, registry, &origin::policy(Start::of(plan), run.path())?, run.outputs(plan)?, from)?;
+    let mut flow = declare(plan, registry, &origin::policy(plan, run.path())?, run.outputs(plan)?, from)?;
     let report = run.watch(&mut flow, plan.train.steps)?;
     announce_end(&report, "Offline RL training complete!");
     Ok(report)
@@ -42,8 +41,7 @@ pub fn groups(plan: &Plan, registry: &Registry, tokenizer: &Arc<Tokenizer>) -> R
     };
     let spec = DataSpec { max_samples: *limit, ..DataSpec::new(path) };
     let filter = rollout::filter(&plan.filter, &Timeline::of(plan)?, registry)?;
-    let scoring = || Scoring::of(&plan.reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry);
-    let scoring = plan.rescores().then(scoring).transpose()?;
+    let scoring = plan.rescores().then(|| Scoring::of(plan, registry)).transpose()?;
     let score = |group: Group| match &scoring {
         Some(scoring) => rescored(scoring, &plan.reward, group),
         None => Ok(Ok(group)),
@@ -71,13 +69,12 @@ fn rescored(scoring: &Scoring, of: &section::Reward, group: Group) -> Result<Res
 pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outputs, from: Option<&ResumePoint>) -> Result<Flow> {
     let groups = groups(plan, registry, policy.tokenizer())?;
     let state = groups.state();
-    let backend = trainers::backend(Training::of(plan), registry, policy).context("starting the trainer")?;
-    let critic = trainers::critic(Training::of(plan), registry, policy).context("starting the critic")?;
+    let backend = trainers::backend(plan, registry, policy).context("starting the trainer")?;
+    let critic = trainers::critic(plan, registry, policy).context("starting the critic")?;
     let mix = plan.mix.as_ref().zip(plan.sft.as_ref());
     let mixture = mix.map(|(mix, sft)| Mixture::of(mix, Imitation::of(plan, sft), policy)).transpose()?;
-    let trainer =
-        trainers::trainer(Training::of(plan), Timeline::of(plan)?, registry, backend, critic, mixture, outputs.checkpoints)?;
-    let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
+    let trainer = trainers::trainer(plan, Timeline::of(plan)?, registry, backend, critic, mixture, outputs.checkpoints)?;
+    let trainer = evaluation::publish_for_evaluation(trainer, plan);
     let trainer = data::resumable(trainer, from, Some(state))?;
 
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
@@ -92,8 +89,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
         batches = flow.stage("teacher", batches, teacher);
     }
     let mut trained = flow.stage("train", batches, trainer);
-    if let Some(of) = Evaluation::during(plan) {
-        let evaluator = evaluation::evaluator(of, registry, policy)?;
+    if let Some(evaluator) = evaluation::evaluator(plan, registry, policy)? {
         trained = flow.stage("evaluate", trained, evaluator.in_order(true).report(done, outputs.answers));
     }
     flow.sink("log", trained, outputs.log);

@@ -19,7 +19,6 @@ use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::train::{Algorithm, ScoreModel, score_pair};
 use rollflow::util::cores::cores;
 
-use crate::assemble::sections::{Evaluation, Start};
 use crate::assemble::{data, evaluation, origin, policy, preferences, references, steps, trainers};
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder};
@@ -27,7 +26,7 @@ use crate::run::resume::ResumePoint;
 
 /// The pipeline `reward_model`: trains, and judges what was saved by the pairs that were held out.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    let model = origin::score_model(Start::of(plan), run.path())?;
+    let model = origin::score_model(plan, run.path())?;
     let (mut flow, held_out) = declare(plan, registry, &model, run.outputs(plan)?, from)?;
     let report = run.watch(&mut flow, plan.steps())?;
     let trained = checkpoint::latest(&run.path().join(CHECKPOINTS))?;
@@ -62,7 +61,7 @@ pub fn declare(
     let config = trainers::reward_model_config(of, model, &plan.checkpoint)?;
     let backend = scorer.backend(trainers::shared(config, registry, trainers::REWARD_MODEL)).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads.unwrap_or(0));
-    let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
+    let trainer = evaluation::publish_for_evaluation(trainer, plan);
     let trainer = trainers::supervised(trainer, plan, registry, step_config, outputs.checkpoints)?;
     let trainer = data::resumable(trainer, from, None)?;
 
@@ -70,7 +69,7 @@ pub fn declare(
     let done = from.map_or(0, |from| from.trainer.step);
     let batches = flow.source("pairs", Supervised::grouped("reward model", pairs, of.batch, of.steps)?.after(done));
     let mut trained = flow.stage("train", batches, trainer);
-    if let Some(Evaluation { eval, .. }) = Evaluation::during(plan) {
+    if let Some(eval) = evaluation::during(plan) {
         let mut pairs = match &eval.task {
             Some(task) => preferences::held_out(task, &plan.chat, plan.seed)?,
             None => held_out.clone(),

@@ -12,7 +12,6 @@ use rollflow::recipe::{Plan, Sft};
 use rollflow::stages::sink::step_row;
 use rollflow::stages::train::StepConfig;
 
-use crate::assemble::sections::{Evaluation, Start};
 use crate::assemble::supervised::Imitation;
 use crate::assemble::{data, evaluation, origin, steps, trainers};
 use crate::registry::Registry;
@@ -22,7 +21,7 @@ use crate::run::resume::ResumePoint;
 /// The pipeline `sft`.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
-    run_of(plan, registry, &origin::policy(Start::of(plan), run.path())?, run, from, &interrupts)
+    run_of(plan, registry, &origin::policy(plan, run.path())?, run, from, &interrupts)
 }
 
 /// Runs the pipeline on a loaded policy.
@@ -49,11 +48,10 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let (samples, data) = Imitation::of(plan, sft).batches(&policy.into())?;
     let trainer = trainer(plan, sft, registry, policy)?;
     let trainer = trainers::supervised(trainer, plan, registry, step_config, outputs.checkpoints)?;
-    let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
+    let trainer = evaluation::publish_for_evaluation(trainer, plan);
     let samples = flow.source("samples", samples.after(done));
     let mut trained = flow.stage("train", samples, data::resumable(trainer, from, data)?);
-    if let Some(of) = Evaluation::during(plan) {
-        let evaluator = evaluation::evaluator(of, registry, policy)?;
+    if let Some(evaluator) = evaluation::evaluator(plan, registry, policy)? {
         trained = flow.stage("evaluate", trained, evaluator.in_order(true).report(done, outputs.answers));
     }
     flow.sink("log", trained, outputs.log);

@@ -22,7 +22,6 @@ use crate::assemble::engines::{self, Engines};
 use crate::assemble::policy::Reader;
 use crate::assemble::references::Scorers;
 use crate::assemble::rewards::Scoring;
-use crate::assemble::sections::{Evaluation, Serving, Training};
 use crate::assemble::servers::Startup;
 use crate::assemble::{data, evaluation, secrets, steps, trainers};
 use crate::components::{Components, generator_of, log_every, pending};
@@ -152,17 +151,16 @@ impl Sampling {
 
     /// The servers of `[engine]`, which load each version as an adapter. `None` if interrupted.
     fn by_engines(plan: &Plan, reader: Reader, service: &TinkerService, folder: &Path, startup: Startup) -> Result<Option<Self>> {
-        let serving = Serving::of(plan)?;
-        let folder = serving.folder(folder)?;
+        let folder = engines::servers_folder(&plan.engine, folder)?;
         // To be scored, a version of such a server would take the place of the one that is trained.
-        let texts = if service.dialect().sampling_disturbs { Vec::new() } else { engines::probes(&serving, &reader)? };
+        let texts = if service.dialect().sampling_disturbs { Vec::new() } else { engines::probes(plan, &reader)? };
         if texts.is_empty() {
             (startup.report)(&format!("warning: {} can't score its versions, so that [engine] is not verified", service.name()));
         }
         let tolerance = plan.engine.tolerance.unwrap_or(Dtype::Bf16.server_agreement());
         let exporter = TinkerExporter::new(service, &folder.join("versions"), plan.engine.keep, texts, tolerance);
         let exporter = exporter.with_context(|| format!("making {} (engine.folder)", folder.display()))?;
-        let Some(engines) = Engines::of_tinker(serving, exporter, startup)? else { return Ok(None) };
+        let Some(engines) = Engines::of_tinker(plan, exporter, startup)? else { return Ok(None) };
         let reader = engines.reader(reader);
         let engines = Arc::new(engines);
         let (generating, of) = (engines.clone(), reader.clone());
@@ -181,20 +179,20 @@ fn components(
     sampling: Sampling,
     from: Option<&ResumePoint>,
 ) -> Result<Components<TinkerBackend>> {
-    let (train, reward) = (&plan.train, &plan.reward);
+    let train = &plan.train;
     let Sampling { reader, generator, sync } = sampling;
     let (publish, synced) = weights();
     let (mut sync, mut evaluator) = (sync(publish), None);
-    if let Some(of) = Evaluation::during(plan) {
-        let hold = evaluation::hold(of);
+    if let Some(eval) = evaluation::during(plan) {
+        let hold = evaluation::hold(plan, eval);
         sync = sync.hold(&hold);
-        evaluator = Some(pending(evaluation::evaluator_of_servers(of, registry, &reader, generator(), &hold)?));
+        evaluator = Some(pending(evaluation::evaluator_of_servers(plan, eval, registry, &reader, generator(), &hold)?));
     }
-    let training = Training::of(plan);
-    let schedule = steps::schedule(&train.optimization, train.lr, training.own_steps, train.updates_a_step())?;
+    let distill = plan.teacher.as_ref().map(|teacher| &teacher.distill);
+    let schedule = steps::schedule(&train.optimization, train.lr, plan.policy_steps(), train.updates_a_step())?;
     let optimization = &train.optimization;
     let config = TinkerConfig {
-        loss: registry.loss_of(train, training.distill)?,
+        loss: registry.loss_of(train, distill)?,
         off_policy: train.off_policy(),
         adamw: trainers::adamw(optimization),
         schedule,
@@ -206,7 +204,7 @@ fn components(
     Ok(Components {
         prompts: data::training_prompts(plan, &reader, from)?,
         generator: BoxedStage::new(generator_of(plan, &timeline, &reader, generator().weights(synced))?),
-        reward: Scoring::of(reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry)?,
+        reward: Scoring::of(plan, registry)?,
         scorers: Scorers::served(plan, &reader)?,
         backend: TinkerBackend::new(service, lora(plan)?, config).context("creating the model on the server")?,
         critic: None,

@@ -6,7 +6,6 @@ use rollflow::algo::rewards::Combine;
 use rollflow::recipe::{Filter as FilterChoice, PartRule, Pipeline, Plan, Problem, Timeline};
 use rollflow::util::causes::full_message;
 
-use crate::assemble::sections::Step;
 use crate::assemble::{rollout, steps};
 use crate::registry::{Registry, RegistryError};
 
@@ -73,7 +72,7 @@ fn unmakeable(registry: &Registry, plan: &Plan, timeline: &Timeline) -> Vec<Prob
     let made = [
         ("generate", plan.generate.sampling().check().map_err(anyhow::Error::from)),
         ("filter", if learns { rollout::filter(&plan.filter, timeline, registry).map(drop) } else { Ok(()) }),
-        ("train", if learns { steps::step_config(Step::of(plan), registry).map(drop) } else { Ok(()) }),
+        ("train", if learns { steps::step_config(plan, registry).map(drop) } else { Ok(()) }),
     ];
     let complaint = |(key, made): (&str, Result<()>)| {
         let message = format!("[{key}] can't be used: {}", full_message(made.err()?.as_ref()));

@@ -69,6 +69,11 @@ impl Plan {
         }
     }
 
+    /// Optimizer steps of `[train]` that train the policy, without the critic's warm-up.
+    pub fn policy_steps(&self) -> u64 {
+        self.train.steps.saturating_sub(self.critic.as_ref().map_or(0, |critic| critic.warmup_steps))
+    }
+
     /// Optimizer steps of one pass over the prompts (or pairs), if no filter drops any and the size
     /// of the data is known.
     pub fn steps_per_epoch(&self) -> Option<f64> {

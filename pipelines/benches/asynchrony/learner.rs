@@ -14,7 +14,6 @@ use rollflow::prelude::*;
 use rollflow::recipe::{self, Plan};
 use rollflow_pipelines::Registry;
 use rollflow_pipelines::assemble::policy;
-use rollflow_pipelines::assemble::sections::Start;
 use rollflow_pipelines::components::Components;
 use rollflow_pipelines::grpo;
 use rollflow_pipelines::run::folder::Outputs;
@@ -68,7 +67,7 @@ impl Learner {
 
     /// What reinforcement begins with: made once, for all runs of a seed.
     pub fn policy(&self, plan: &Plan) -> Result<Policy> {
-        let policy = policy::policy(Start::of(plan))?;
+        let policy = policy::policy(plan)?;
         let Some(warm_up) = &plan.sft else { return Ok(policy) };
         match sft::warm_up(plan, warm_up, &Registry::default(), &policy, &self.interrupts)? {
             WarmUp::Learned(policy) => Ok(policy),

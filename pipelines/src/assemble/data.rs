@@ -49,24 +49,16 @@ fn is_compound(answer: &str, record: &Map<String, Value>) -> bool {
 }
 
 /// Reads the first few prompts of `[task]`, from as few records of each source.
-pub fn first_prompts(
-    task: &Task,
-    environment: Option<&Environment>,
-    chat: &Chat,
-    seed: u64,
-    few: usize,
-    reader: &Reader,
-    answer: usize,
-) -> Result<Vec<Prompt>> {
-    let mut task = task.clone();
+pub fn first_prompts(plan: &Plan, few: usize, reader: &Reader) -> Result<Vec<Prompt>> {
+    let (mut task, chat, environment) = (plan.task.clone(), &plan.chat, plan.environment.as_ref());
     let fewer = |most: &mut Option<usize>| *most = Some(most.map_or(few, |most| most.min(few)));
     match &mut task.data {
         TaskData::Data(of) => of.sources.iter_mut().chain([&mut of.only]).for_each(|source| fewer(&mut source.max_samples)),
         TaskData::Environment { limit } => fewer(limit),
         TaskData::Arithmetic { .. } | TaskData::Rollouts { .. } => {}
     }
-    let mut prompts =
-        prompts(&task, environment, chat, seed, false, fits(chat, environment, Some(reader), answer))?.limited(few as u64);
+    let fits = fits(chat, environment, Some(reader), plan.generate.max_new_tokens);
+    let mut prompts = prompts(&task, environment, chat, plan.seed, false, fits)?.limited(few as u64);
     let next = || prompts.next().map_err(|error| anyhow!("{error}")).transpose();
     std::iter::from_fn(next).collect()
 }

@@ -1,6 +1,6 @@
 //! Engines of a run: servers of `[engine]`, their clients and their weight sync.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,15 +16,17 @@ use rollflow::flow::WeightsTx;
 use rollflow::model::{FrozenWeights, ModelConfig};
 use rollflow::net::Tasks;
 use rollflow::prelude::*;
-use rollflow::recipe::Net;
+use rollflow::ranks::Place;
+use rollflow::recipe::{DeviceName, MemoryPlan, Net, Plan};
 use rollflow::stages::sync::{Exporter, RemoteSync, SleepServers, probe_texts};
+use rollflow::train::RouterReplay;
 use rollflow::train::tinker::{SamplerWeights, TinkerExporter};
 use rollflow::util::causes::full_message;
+use rollflow::util::cores::processes_here;
 use rollflow::util::secrets::masked;
 
 use crate::assemble::policy::Reader;
 use crate::assemble::rotation::Rotation;
-use crate::assemble::sections::{Rollouts, Serving};
 use crate::assemble::servers::{ServerCommand, Servers, Startup};
 use crate::assemble::{data, secrets};
 
@@ -52,20 +54,18 @@ pub struct Engines<E = Exporter> {
 impl Engines<Exporter> {
     /// Writes the start model into `folder`, starts the recipe's servers and waits until all are
     /// ready. Returns `None` if interrupted.
-    pub fn begin(of: Serving, policy: &Policy, folder: &Path, startup: Startup<'_>) -> Result<Option<Self>> {
-        let (section, folder) = (of.engine, of.folder(folder)?);
-        let exporter = Arc::new(exporter(&of, policy, &folder)?);
-        let servers = match section.launch {
+    pub fn begin(plan: &Plan, policy: &Policy, folder: &Path, startup: Startup<'_>) -> Result<Option<Self>> {
+        let folder = servers_folder(&plan.engine, folder)?;
+        let exporter = Arc::new(exporter(plan, policy, &folder)?);
+        let servers = match plan.engine.launch {
             Launch::None => None,
             _ => {
-                let start = folder.join(START);
-                exporter.launch_folder(&start).context("writing the model that servers start from")?;
-                let Some(servers) = launch(&of, &start, &folder.join("logs"), startup)? else { return Ok(None) };
+                let Some(servers) = launch(plan, &exporter, &folder, startup)? else { return Ok(None) };
                 Some(servers)
             }
         };
-        let needs = Needs { rotation: Rotation::of(policy.config()), ..Needs::of(&of, of.adapters.is_some()) };
-        Engines::attached(&of, needs, exporter, servers, startup)
+        let needs = Needs { rotation: Rotation::of(policy.config()), ..Needs::of(plan, plan.syncs_adapters()) };
+        Engines::attached(plan, needs, exporter, servers, startup)
     }
 
     /// Syncs the policy's weights to the engines. Engines that fail get no work.
@@ -88,8 +88,8 @@ impl Engines<Exporter> {
 
 impl Engines<TinkerExporter> {
     /// Engines that run already, for a trainer elsewhere. Returns `None` if interrupted.
-    pub fn of_tinker(of: Serving, exporter: TinkerExporter, startup: Startup<'_>) -> Result<Option<Self>> {
-        Engines::attached(&of, Needs::of(&of, true), Arc::new(exporter), None, startup)
+    pub fn of_tinker(plan: &Plan, exporter: TinkerExporter, startup: Startup<'_>) -> Result<Option<Self>> {
+        Engines::attached(plan, Needs::of(plan, true), Arc::new(exporter), None, startup)
     }
 
     /// Stage that downloads each version, and syncs it to the engines.
@@ -101,23 +101,23 @@ impl Engines<TinkerExporter> {
 
 impl<E> Engines<E> {
     fn attached(
-        of: &Serving,
+        plan: &Plan,
         mut needs: Needs,
         exporter: Arc<E>,
         servers: Option<Servers>,
         startup: Startup<'_>,
     ) -> Result<Option<Self>> {
-        let Serving { engine: section, net, .. } = of;
+        let Plan { engine: section, net, .. } = plan;
         let engines = section.all_urls().iter().map(|url| engine(section, net, url)).collect::<Result<Vec<_>>>()?;
         let handle = FleetHandle::new(engines);
         needs.check(&handle)?;
         let engines = Engines {
-            section: (*section).clone(),
+            section: section.clone(),
             handle,
             exporter,
             needs: Arc::new(Mutex::new(needs)),
-            net: (*net).clone(),
-            max_staleness: of.max_staleness,
+            net: net.clone(),
+            max_staleness: plan.flow.max_staleness,
             members: Mutex::new(None),
             _servers: servers,
         };
@@ -227,37 +227,43 @@ impl<E> Engines<E> {
 }
 
 /// Texts by which engines are verified: beginnings of the first prompts.
-pub fn probes(of: &Serving, reader: &Reader) -> Result<Vec<Vec<u32>>> {
-    let Rollouts { task, chat, generate, environment, seed, .. } = of.rollouts;
-    let prompts = data::first_prompts(task, environment, chat, seed, PROBES, reader, generate.max_new_tokens)?;
+pub fn probes(plan: &Plan, reader: &Reader) -> Result<Vec<Vec<u32>>> {
+    let prompts = data::first_prompts(plan, PROBES, reader)?;
     let prompts = prompts.iter().map(|prompt| reader.tokenizer.encode_prompt(prompt)).collect::<Result<Vec<_>, _>>()?;
     Ok(probe_texts(&prompts, reader.config.vocab_size))
 }
 
+/// Folder of what servers load: `engine.folder`, or else `default`, as an absolute path.
+pub fn servers_folder(of: &Engine, default: &Path) -> Result<PathBuf> {
+    std::path::absolute(of.folder.as_deref().unwrap_or(default)).context("the servers' folder (engine.folder)")
+}
+
 /// Creates the exporter of policy versions to `folder`.
-pub fn exporter(of: &Serving, policy: &Policy, folder: &Path) -> Result<Exporter> {
-    let (model, texts) = (of.rollouts.model, probes(of, &policy.into())?);
+pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter> {
+    let (section, texts) = (&plan.engine, probes(plan, &policy.into())?);
     // With adapters, neither embedding nor head is reloaded.
-    let untie = of.engine.unties() && of.adapters.is_none();
-    let tolerance = of.engine.tolerance.unwrap_or(model.precision().server_agreement());
-    let exporter = Exporter::new(policy, &folder.join("versions"), of.engine.keep, texts, tolerance);
+    let untie = section.unties() && !plan.syncs_adapters();
+    let tolerance = section.tolerance.unwrap_or(plan.model.precision().server_agreement());
+    let exporter = Exporter::new(policy, &folder.join("versions"), section.keep, texts, tolerance);
     let exporter = exporter.with_context(|| format!("making {} (engine.folder)", folder.display()))?.untie(untie);
-    let exporter = match of.transfer_format {
+    let exporter = match plan.transfer_format() {
         Some(format) => exporter.dtype(format).from_memory(),
-        None => of.engine.dtype.into_iter().fold(exporter, Exporter::dtype),
+        None => section.dtype.into_iter().fold(exporter, Exporter::dtype),
     };
-    Ok(match of.store.weights(of.net.ca_file.as_deref())? {
-        Some(publisher) => exporter.through(publisher, of.engine.launched_urls()),
+    Ok(match plan.store.weights(plan.net.ca_file.as_deref())? {
+        Some(publisher) => exporter.through(publisher, section.launched_urls()),
         None => exporter,
     })
 }
 
-/// Starts the recipe's servers on the model in `start` and waits until all are ready. Returns
-/// `None` if interrupted, after the servers have ended.
-pub fn launch(of: &Serving, start: &Path, logs: &Path, startup: Startup<'_>) -> Result<Option<Servers>> {
-    let Serving { engine: section, net, adapters, max_staleness, routes, own, .. } = of;
-    let precision = of.rollouts.model.precision();
-    let commands = ServerCommand::of(section, precision, (*adapters, *max_staleness), *routes, own, start)?;
+/// Writes the start model into `folder`, starts the recipe's servers on it and waits until all are
+/// ready. Returns `None` if interrupted, after the servers have ended.
+pub fn launch(plan: &Plan, exporter: &Exporter, folder: &Path, startup: Startup<'_>) -> Result<Option<Servers>> {
+    let (Plan { engine: section, net, .. }, own) = (plan, memory_here(plan)?);
+    let (start, logs) = (&folder.join(START), &folder.join("logs"));
+    exporter.launch_folder(start).context("writing the model that servers start from")?;
+    let lora = (plan.lora.as_ref().filter(|_| plan.syncs_adapters()), plan.flow.max_staleness);
+    let commands = ServerCommand::of(section, plan.model.precision(), lora, replays_routes(plan), &own, start)?;
     for command in &commands {
         (startup.report)(&format!("starting {} at {}; its log is in {}", command.kind.word(), command.url(), logs.display()));
     }
@@ -269,6 +275,32 @@ pub fn launch(of: &Serving, start: &Path, logs: &Path, startup: Startup<'_>) -> 
         tasks.block_on(async { tokio::time::timeout(limit, engine.healthy(limit)).await.is_ok_and(|healthy| healthy.is_ok()) })
     };
     Servers::start(&commands, logs, limit, section.restarts, healthy, startup.interrupted)
+}
+
+/// Memory of this process and of other ranks on the GPUs of this host, which servers may share. Empty
+/// without a GPU: such a run leaves all of them to its servers, and its model need not be here.
+fn memory_here(plan: &Plan) -> Result<Vec<MemoryPlan>> {
+    if plan.devices().iter().all(|(_, device)| *device == DeviceName::Cpu) {
+        return Ok(Vec::new());
+    }
+    let (own, visible) = (MemoryPlan::of(plan)?, std::env::var("CUDA_VISIBLE_DEVICES").ok());
+    Ok(match (plan.model.device, Place::of_environment()?) {
+        (DeviceName::Cuda(first), Some(place)) => with_ranks(own, place.other_gpus(first, visible.as_deref(), processes_here())),
+        _ => own,
+    })
+}
+
+/// With the plans of other ranks on these GPUs of this host, which take what the first does on its own.
+fn with_ranks(mut own: Vec<MemoryPlan>, gpus: Vec<usize>) -> Vec<MemoryPlan> {
+    let of = |gpu| Some(MemoryPlan { device: DeviceName::Cuda(gpu).word(), ..own.first()?.clone() });
+    let others: Vec<MemoryPlan> = gpus.into_iter().filter_map(of).collect();
+    own.extend(others);
+    own
+}
+
+/// Returns true if the trainer needs the experts of tokens.
+fn replays_routes(plan: &Plan) -> bool {
+    plan.pipeline.reinforces() && plan.train.router_replay != RouterReplay::Off
 }
 
 /// A time of a recipe. More than thirty years are thirty years, which every clock can add.
@@ -312,10 +344,11 @@ struct Needs {
 }
 
 impl Needs {
-    fn of(serving: &Serving, adapters: bool) -> Self {
-        let (sync, answer) = (&serving.engine.sync, serving.rollouts.generate.max_new_tokens);
-        let (sleep, carry) = (sync.sleep, sync.carry);
-        let Serving { routes, reshapes, .. } = *serving;
+    fn of(plan: &Plan, adapters: bool) -> Self {
+        let (sync, generate) = (&plan.engine.sync, &plan.generate);
+        let (sleep, carry, answer) = (sync.sleep, sync.carry, generate.max_new_tokens);
+        let routes = replays_routes(plan);
+        let reshapes = plan.pipeline.reinforces() && !generate.sampling().keeps_log_probs();
         Needs { adapters, routes, reshapes, sleep, carry, answer, context: None, rotation: None }
     }
 
@@ -401,6 +434,16 @@ mod tests {
     fn clocks_add_a_time_of_any_length() {
         assert!([0.0, 1e18, 1e300].iter().all(|of| Instant::now().checked_add(seconds(*of)).is_some()));
         assert_eq!(seconds(0.5), Duration::from_millis(500));
+    }
+
+    #[test]
+    fn servers_leave_the_gpus_of_other_ranks_to_them() {
+        let plan = |gpu| MemoryPlan { device: DeviceName::Cuda(gpu).word(), parts: Vec::new(), has: None };
+        let own = with_ranks(vec![plan(0)], vec![1, 2, 3]);
+        let gpus: Vec<usize> = own.iter().filter_map(MemoryPlan::gpu).collect();
+        let engine = Engine { launch: Launch::Vllm, replicas: 4, ..Engine::default() };
+        assert_eq!((gpus.clone(), engine.gpus(8, &gpus)), (vec![0, 1, 2, 3], vec![4, 5, 6, 7]));
+        assert!(with_ranks(Vec::new(), vec![1]).is_empty(), "a run without servers plans nothing");
     }
 
     fn needs() -> Needs {

@@ -1,7 +1,7 @@
 //! Assembly of a pipeline: each file turns one section of the recipe into the library's parts.
 //!
-//! The files form no circle. In order: `sections`, `secrets`, `models`, `conversations`, `policy`, `origin`,
-//! `data`, `rewards`, `environments`, `supervised`, `steps`, `trainers`, `references`, `preferences`,
+//! The files form no circle. In order: `secrets`, `models`, `conversations`, `policy`, `origin`, `data`,
+//! `rewards`, `environments`, `supervised`, `steps`, `trainers`, `references`, `preferences`,
 //! `rollout`, `servers`, `engines`, `evaluation`.
 
 pub(crate) mod conversations;
@@ -18,7 +18,6 @@ pub(crate) mod rewards;
 pub(crate) mod rollout;
 pub mod rotation;
 pub(crate) mod secrets;
-pub mod sections;
 pub mod servers;
 pub(crate) mod steps;
 pub(crate) mod supervised;

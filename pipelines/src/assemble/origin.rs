@@ -6,43 +6,42 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rollflow::model::{Dtype, ModelConfig, Weights, save_hf};
 use rollflow::prelude::*;
-use rollflow::recipe::{Model, ModelSource};
+use rollflow::recipe::{Model, ModelSource, Pipeline, Plan};
 use rollflow::train::ScoreModel;
 use rollflow::util::atomic_file;
 
-use crate::assemble::sections::Start;
 use crate::assemble::{models, policy};
 
 /// Folder in a run's own for the model under its adapters, where no other folder holds it.
 const BASE: &str = "base";
 
 /// The model of a run in the folder `run`, under adapters if the recipe says so.
-pub fn policy(of: Start, run: &Path) -> Result<Policy> {
-    let base = policy::base(&begun(of, run)?, of.chat, of.lora, of.seed)?;
-    let base = match (of.lora, base.folder()) {
+pub fn policy(plan: &Plan, run: &Path) -> Result<Policy> {
+    let base = policy::base(&begun(plan, run)?, &plan.chat, plan.lora.as_ref(), plan.seed)?;
+    let base = match (&plan.lora, base.folder()) {
         (Some(_), None) => base.found_in(kept(base.config(), &base.weights(), base.tokenizer(), run)?),
         _ => base,
     };
-    policy::adapted(base, of.lora, of.seed)
+    policy::adapted(base, plan.lora.as_ref(), plan.seed)
 }
 
 /// The reward model of a run in the folder `run`, under adapters if the recipe says so.
-pub fn score_model(of: Start, run: &Path) -> Result<ScoreModel> {
-    let base = policy::score_base(&begun(of, run)?, of.chat, of.seed)?;
-    let base = match (of.lora, base.folder()) {
+pub fn score_model(plan: &Plan, run: &Path) -> Result<ScoreModel> {
+    let base = policy::score_base(&begun(plan, run)?, &plan.chat, plan.seed)?;
+    let base = match (&plan.lora, base.folder()) {
         (Some(_), None) => base.found_in(kept(base.config(), &base.weights(), base.tokenizer(), run)?),
         _ => base,
     };
-    policy::adapted_scorer(base, of.lora, of.seed)
+    policy::adapted_scorer(base, plan.lora.as_ref(), plan.seed)
 }
 
 /// Returns the model, pinned to the checkpoint that the run started from, however many checkpoints
 /// follow it there.
-fn begun(of: Start, run: &Path) -> Result<Model> {
-    let mut model = of.model.clone();
+fn begun(plan: &Plan, run: &Path) -> Result<Model> {
+    let mut model = plan.model.clone();
     let ModelSource::Folder(folder) = &mut model.source else { return Ok(model) };
-    // The reinforced part of `sft_then_grpo` begins from its supervised one.
-    if of.is_own {
+    // The reinforced part of `sft_then_grpo` begins from its supervised one, in the same run.
+    if plan.pipeline == Pipeline::SftThenGrpo {
         return Ok(model);
     }
     let path = match models::Lineage::read(run)? {

@@ -9,7 +9,6 @@ use rollflow::recipe::{BaseFormat, Chat, DeviceName, Lora as Adapters, Model, Mo
 use rollflow::train::{ScoreModel, tokenizer_folder};
 use serde_json::Value;
 
-use crate::assemble::sections::Start;
 use crate::assemble::{conversations, models};
 
 /// Characters of a tiny model's vocabulary.
@@ -135,15 +134,16 @@ pub fn tokenizer(model: &Model, chat: &Chat) -> Result<Tokenizer> {
 }
 
 /// Builds the policy that a run would train, without a run folder: for forecasts.
-pub fn policy(of: Start) -> Result<Policy> {
-    adapted(base(of.model, of.chat, of.lora, of.seed)?, of.lora, of.seed)
+pub fn policy(plan: &Plan) -> Result<Policy> {
+    let lora = plan.lora.as_ref();
+    adapted(base(&plan.model, &plan.chat, lora, plan.seed)?, lora, plan.seed)
 }
 
 /// A small policy with the tokenizer of the recipe's model, for graphs.
-pub fn outline(of: Start) -> Result<Policy> {
-    let Reader { tokenizer, config } = Reader::served(of.model, of.chat)?;
+pub fn outline(plan: &Plan) -> Result<Policy> {
+    let Reader { tokenizer, config } = Reader::served(&plan.model, &plan.chat)?;
     let config = ModelConfig { max_positions: config.max_positions.min(1 << 20), ..config };
-    adapted(Policy::random(config, Arc::unwrap_or_clone(tokenizer), of.seed)?, of.lora, of.seed)
+    adapted(Policy::random(config, Arc::unwrap_or_clone(tokenizer), plan.seed)?, plan.lora.as_ref(), plan.seed)
 }
 
 /// `base` under the adapters of `[lora]`, which the seed draws.

@@ -9,7 +9,7 @@ use rollflow::flow::BoxedStage;
 use rollflow::judge::{HttpRule, Service};
 use rollflow::observe::logs::{DeadLetter, Failure, JsonLines};
 use rollflow::prelude::*;
-use rollflow::recipe::{self as section, Composition, FlowLimits, Model, Net, PartRule};
+use rollflow::recipe::{self as section, Composition, FlowLimits, PartRule, Plan};
 use rollflow::stages::reward::{CodeReward, FailurePolicy, ModelRule, RemoteReward, Scorer, score};
 use rollflow::train::ScoreModel;
 
@@ -41,10 +41,10 @@ pub enum Scoring {
 
 impl Scoring {
     /// Builds the reward of `[reward]`. Rewards of the registry are used by name; reward models compute as
-    /// `model` does.
-    pub fn of(reward: &section::Reward, model: &Model, net: &Net, max_new_tokens: usize, registry: &Registry) -> Result<Self> {
-        let mut build = Build { section: reward, model, net, max_new_tokens, registry, models: Models::new() };
-        let retries = reward.retries;
+    /// the policy does.
+    pub fn of(plan: &Plan, registry: &Registry) -> Result<Self> {
+        let mut build = Build { plan, registry, models: Models::new() };
+        let (reward, retries) = (&plan.reward, plan.reward.retries);
         let score: SampleReward = match reward.rule.alone() {
             Ok(None) => return Ok(Scoring::None),
             Ok(Some(rule)) => {
@@ -121,12 +121,9 @@ impl Scoring {
     }
 }
 
-/// Sections that parts of a reward are built from, and the reward models that the parts use.
+/// Plan that parts of a reward are built from, and the reward models that the parts use.
 struct Build<'a> {
-    section: &'a section::Reward,
-    model: &'a Model,
-    net: &'a Net,
-    max_new_tokens: usize,
+    plan: &'a Plan,
     registry: &'a Registry,
     models: Models,
 }
@@ -135,8 +132,9 @@ impl Build<'_> {
     /// Connects to the service of `rule`, or starts its processes. Returns it with the number of groups
     /// that it takes at a time.
     fn service(&self, rule: &PartRule) -> Result<(Service, usize)> {
-        let over_http =
-            |of: &HttpRule| -> Result<Service> { Ok(of.service(secrets::endpoint(&of.url, of.token_env.as_ref(), self.net)?)?) };
+        let over_http = |of: &HttpRule| -> Result<Service> {
+            Ok(of.service(secrets::endpoint(&of.url, of.token_env.as_ref(), &self.plan.net)?)?)
+        };
         Ok(match rule {
             PartRule::Http(of) => (over_http(of)?, of.concurrency),
             PartRule::Judge(of) => (over_http(&of.http)?.judge(of.clone())?, of.http.concurrency),
@@ -167,7 +165,7 @@ impl Build<'_> {
 
     /// Builds the value of one part. Adds its reward model, if it has one, to `models`.
     fn value(&mut self, rule: &PartRule) -> Result<PartReward> {
-        let value = match (rule.function(self.max_new_tokens)?, rule) {
+        let value = match (rule.function(self.plan.generate.max_new_tokens)?, rule) {
             (Some(value), _) => value,
             (None, PartRule::Model(of)) => self.scorer(of)?,
             (None, PartRule::Code(of)) => {
@@ -180,14 +178,14 @@ impl Build<'_> {
             }
             (None, _) => bail!("a service scores whole groups"),
         };
-        let must_end = self.section.require_end_of_text && rule.requires_end();
+        let must_end = self.plan.reward.require_end_of_text && rule.requires_end();
         Ok(Box::new(move |sample: &Sample| if has_ended(must_end, sample) { value(sample) } else { Ok(0.0) }))
     }
 
     fn scorer(&mut self, of: &ModelRule) -> Result<PartReward> {
         let loaded = ScoreModel::load(models::model_folder(&of.path)?)
             .with_context(|| format!("loading the reward model {}", of.path.display()))?;
-        let scorer = Arc::new(Scorer::new(&loaded.computing(policy::compute(self.model)?), of.threads)?);
+        let scorer = Arc::new(Scorer::new(&loaded.computing(policy::compute(&self.plan.model)?), of.threads)?);
         self.models.push(scorer.clone());
         // Scores have no zero point, so a truncated completion gets a penalty instead of 0.
         let penalty = of.missing_end_penalty;

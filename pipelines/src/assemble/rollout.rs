@@ -9,12 +9,13 @@ use rollflow::rollout::{Admission, complete};
 use rollflow::train::{self, RouterReplay};
 
 use crate::assemble::policy;
-use crate::assemble::sections::Pacing;
 use crate::registry::Registry;
 
 /// Admission of the run: as many prompts as its steps train, within the staleness window.
-pub fn admission(of: Pacing) -> Admission {
-    Admission::new(of.groups_per_version, of.window, Some(of.all_groups)).bounded(of.max_staleness)
+pub fn admission(plan: &Plan) -> Admission {
+    let all = plan.train.steps.saturating_mul(plan.batch.groups as u64);
+    let (per_version, window) = (plan.groups_per_publish() as u64, plan.admission_window() as u64);
+    Admission::new(per_version, window, Some(all)).bounded(plan.flow.max_staleness)
 }
 
 /// Collects groups into batches by `[batch]`. Synchronous runs are equal to the bit, so they train
@@ -120,4 +121,16 @@ pub fn probe(prompts: Vec<Prompt>, plan: &Plan, policy: &Policy, backend: &Local
     }
     train::probe(backend, &samples, policy.compute().dtype.agreement())
         .map_err(|error| anyhow!("{error}. (train.probe = false starts the run all the same.)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_groups_of_a_run_of_very_many_steps_are_counted_without_overflow() {
+        let mut plan = Plan::default();
+        plan.train.steps = u64::MAX;
+        assert_eq!(admission(&plan).pace().total, Some(u64::MAX));
+    }
 }

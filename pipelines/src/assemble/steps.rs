@@ -6,30 +6,32 @@ use anyhow::{Result, anyhow};
 use parking_lot::Mutex;
 use rollflow::algo::Proximal;
 use rollflow::prelude::*;
-use rollflow::recipe::{Mix, Optimization, Plan, Sft, Timeline};
+use rollflow::recipe::{Mix, Optimization, Pipeline, Plan, RewardRule, Sft, Timeline};
 use rollflow::stages::train::StepConfig;
 use rollflow::train::{Algorithm, AlgorithmKey, TrainBatch, collate};
 
-use crate::assemble::sections::Step;
 use crate::assemble::supervised::Imitation;
 use crate::registry::Registry;
 
-/// Configuration of a training step.
-pub fn step_config(of: Step, registry: &Registry) -> Result<StepConfig> {
-    let Step { train, .. } = of;
-    let (loss, off_policy, updates) = (registry.loss_of(train, of.distill)?, train.off_policy(), train.updates_a_step());
+/// Configuration of the steps of a plan that never changes, or of one of its phases.
+pub fn step_config(plan: &Plan, registry: &Registry) -> Result<StepConfig> {
+    let Plan { train, critic, .. } = plan;
+    let distill = plan.teacher.as_ref().map(|teacher| &teacher.distill);
+    // Pairs of a data set have no rewards to compare.
+    let rewarded = plan.pipeline != Pipeline::Dpo && plan.reward.rule != RewardRule::None;
+    let (loss, off_policy, updates) = (registry.loss_of(train, distill)?, train.off_policy(), train.updates_a_step());
     Ok(StepConfig {
-        advantages: of.rewarded.then(|| registry.estimator_of(&train.advantage)).transpose()?,
+        advantages: rewarded.then(|| registry.estimator_of(&train.advantage)).transpose()?,
         reward_kl: train.reward_kl().map(Arc::new),
-        distill: of.distill.cloned(),
-        pairs: of.pairs,
-        aggregation: of.aggregation,
+        distill: distill.cloned(),
+        pairs: plan.pairing(),
+        aggregation: plan.aggregation(),
         algorithm: Some(Arc::new(Algorithm { loss, off_policy, key: None })),
-        schedule: Some(schedule(&train.optimization, train.lr, of.own_steps, updates)?),
-        critic_schedule: of.critic.map(|critic| schedule(&critic.optimization, critic.lr, train.steps, updates)).transpose()?,
+        schedule: Some(schedule(&train.optimization, train.lr, plan.policy_steps(), updates)?),
+        critic_schedule: critic.as_ref().map(|of| schedule(&of.optimization, of.lr, train.steps, updates)).transpose()?,
         ppo_epochs: train.ppo_epochs,
         minibatches: train.minibatches,
-        minibatch_seed: of.seed,
+        minibatch_seed: plan.seed,
         score_first: train.centre() == Proximal::Recompute,
         mixed: None,
         scored: false,

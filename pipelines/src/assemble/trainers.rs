@@ -11,7 +11,6 @@ use rollflow::recipe::{self, Checkpointing, Lora, Model, Optimization, Plan, Rew
 use rollflow::stages::train::{Critic, StepConfig};
 use rollflow::train::{AdamW, TrainerRanks};
 
-use crate::assemble::sections::{Step, Training};
 use crate::assemble::steps::Mixture;
 use crate::assemble::{models, policy, steps};
 use crate::registry::Registry;
@@ -27,20 +26,21 @@ pub const SUPERVISED: &str = "supervised";
 pub const REWARD_MODEL: &str = "reward model";
 
 /// The trainer of `[train]`.
-pub fn backend(of: Training, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
-    Ok(policy.backend(shared(policy_config(of, registry)?, registry, POLICY))?)
+pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
+    Ok(policy.backend(shared(policy_config(plan, registry)?, registry, POLICY))?)
 }
 
 /// Settings of the trainer of `[train]`.
-pub fn policy_config(of: Training, registry: &Registry) -> Result<LocalConfig> {
-    let Training { train, .. } = of;
-    let schedule = steps::schedule(&train.optimization, train.lr, of.own_steps, train.updates_a_step())?;
-    let config = local_config(of.model, of.checkpoint, &train.optimization, schedule, registry.loss_of(train, of.distill)?)?;
+pub fn policy_config(plan: &Plan, registry: &Registry) -> Result<LocalConfig> {
+    let (train, distill) = (&plan.train, plan.teacher.as_ref().map(|teacher| &teacher.distill));
+    let schedule = steps::schedule(&train.optimization, train.lr, plan.policy_steps(), train.updates_a_step())?;
+    let loss = registry.loss_of(train, distill)?;
+    let config = local_config(&plan.model, &plan.checkpoint, &train.optimization, schedule, loss)?;
     Ok(LocalConfig {
-        temperature: of.temperature,
-        merge: of.lora.is_none_or(Lora::merges),
-        publish_rounded: of.publishes_rounded,
-        gives_back_memory: of.servers_sleep,
+        temperature: plan.generate.scoring_temperature(),
+        merge: plan.lora.as_ref().is_none_or(Lora::merges),
+        publish_rounded: plan.publishes_rounded(),
+        gives_back_memory: plan.engine.sync.sleep,
         off_policy: train.off_policy(),
         router_replay: train.router_replay,
         ..config
@@ -48,9 +48,9 @@ pub fn policy_config(of: Training, registry: &Registry) -> Result<LocalConfig> {
 }
 
 /// The trainer of `[critic]`, of a run that begins as `policy`.
-pub fn critic(of: Training, registry: &Registry, policy: &Policy) -> Result<Option<LocalBackend>> {
-    let Some(critic) = of.critic else { return Ok(None) };
-    let config = shared(critic_config(of, critic)?, registry, CRITIC);
+pub fn critic(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Option<LocalBackend>> {
+    let Some(critic) = &plan.critic else { return Ok(None) };
+    let config = shared(critic_config(plan, critic)?, registry, CRITIC);
     let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
     let (model, weights) =
         load_hf(&models::model_folder(path)?).with_context(|| format!("loading the critic from {}", path.display()))?;
@@ -62,11 +62,11 @@ pub fn critic(of: Training, registry: &Registry, policy: &Policy) -> Result<Opti
 }
 
 /// Settings of the trainer of `[critic]`.
-pub fn critic_config(of: Training, critic: &recipe::Critic) -> Result<LocalConfig> {
+pub fn critic_config(plan: &Plan, critic: &recipe::Critic) -> Result<LocalConfig> {
     let loss = ValueLoss { clip: critic.value_clip.is_finite().then_some(critic.value_clip) };
-    let schedule = steps::schedule(&critic.optimization, critic.lr, of.train.steps, of.train.updates_a_step())?;
-    let config = local_config(of.model, of.checkpoint, &critic.optimization, schedule, Arc::new(loss))?;
-    Ok(LocalConfig { gives_back_memory: of.servers_sleep, ..config })
+    let schedule = steps::schedule(&critic.optimization, critic.lr, plan.train.steps, plan.train.updates_a_step())?;
+    let config = local_config(&plan.model, &plan.checkpoint, &critic.optimization, schedule, Arc::new(loss))?;
+    Ok(LocalConfig { gives_back_memory: plan.engine.sync.sleep, ..config })
 }
 
 /// Settings of the trainer of `[sft]`.
@@ -129,7 +129,7 @@ fn local_config(
 
 /// The training stage of `grpo`, whose steps follow the `timeline`.
 pub fn trainer<B: TrainingBackend>(
-    of: Training,
+    plan: &Plan,
     timeline: Timeline,
     registry: &Registry,
     backend: B,
@@ -137,9 +137,9 @@ pub fn trainer<B: TrainingBackend>(
     mixture: Option<Mixture>,
     checkpoints: Option<Checkpoints>,
 ) -> Result<Trainer<B>> {
-    let always = steps::keyed(steps::step_config(Step::of(&*timeline.at(1)?), registry)?, 1);
-    let Training { train, .. } = of;
-    let [warn, halt] = train.gap_limits(of.model.precision());
+    let always = steps::keyed(steps::step_config(&*timeline.at(1)?, registry)?, 1);
+    let train = &plan.train;
+    let [warn, halt] = train.gap_limits(plan.model.precision());
     if let Some(of) = &checkpoints {
         of.changes.follow(&timeline, registry);
     }
@@ -149,7 +149,7 @@ pub fn trainer<B: TrainingBackend>(
         let plan = timeline.at(step)?;
         let config = match timeline.is_constant() {
             true => always.clone(),
-            false => steps::changed_at(&timeline, &plan, step, |plan| steps::step_config(Step::of(plan), &registry))?,
+            false => steps::changed_at(&timeline, &plan, step, |plan| steps::step_config(plan, &registry))?,
         };
         let mixed = mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?;
         Ok(StepConfig { mixed, scored: Every::from(plan.observe.rollouts_every).records(step), ..config })
@@ -157,12 +157,12 @@ pub fn trainer<B: TrainingBackend>(
     let mut trainer = Trainer::new(backend)
         .per_step(move |step| config(step).map_err(Into::into))
         .steps(train.steps)
-        .sync_every(of.sync_every)
+        .sync_every(plan.sync.every)
         .gap_limits(warn, halt)
-        .on_stale(of.flow.on_stale)
+        .on_stale(plan.flow.on_stale)
         .mask_truncated(train.mask_truncated)
         .threads(train.optimization.threads.unwrap_or(0));
-    if let Some((section, backend)) = of.critic.zip(critic) {
+    if let Some((section, backend)) = plan.critic.as_ref().zip(critic) {
         let recipe::Critic { gamma, lambda, whiten, warmup_steps, .. } = *section;
         let critic = Critic { backend, gamma, lambda, whiten, warm_up: warmup_steps };
         trainer = trainer.critic(critic).threads(train.optimization.threads.max(section.optimization.threads).unwrap_or(0));
@@ -170,7 +170,7 @@ pub fn trainer<B: TrainingBackend>(
     if let Some(reward) = train.target_reward {
         trainer = trainer.target_reward(reward);
     }
-    Ok(checkpointed(trainer, of.checkpoint, checkpoints))
+    Ok(checkpointed(trainer, &plan.checkpoint, checkpoints))
 }
 
 /// Applies changes and ramps to a supervised trainer, and checkpoints. `config` builds a plan's step

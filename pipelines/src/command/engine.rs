@@ -15,7 +15,6 @@ use rollflow::recipe::{Net, Plan};
 
 use super::plans::{RecipeArgs, load};
 use super::{End, choice, out};
-use crate::assemble::sections::{Serving, Start};
 use crate::assemble::servers::Startup;
 use crate::assemble::{engines, models};
 use crate::registry::Registry;
@@ -92,7 +91,7 @@ impl Engine {
 
 /// The model at `path`, with any adapters that it has, or else the recipe's.
 fn policy(plan: &Plan, path: Option<&Path>) -> Result<Policy> {
-    let Some(path) = path else { return crate::assemble::policy::policy(Start::of(plan)) };
+    let Some(path) = path else { return crate::assemble::policy::policy(plan) };
     let folder = models::model_folder(path)?;
     Policy::load(&folder).with_context(|| format!("loading {}", folder.display()))
 }
@@ -107,15 +106,13 @@ impl Launch {
                 bail!("engine.kind is {:?}: there is no server to start; set engine.launch = \"vllm\" or \"sglang\"", kind.word())
             }
         };
-        let serving = Serving::of(&plan)?;
-        let out = serving.folder(&self.out)?;
-        let start = out.join("start");
+        let out = engines::servers_folder(&plan.engine, &self.out)?;
         // From here on, so that they don't outlive it, however early it is ended.
         let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
         let policy = policy(&plan, self.model.as_deref())?.merged();
-        engines::exporter(&serving, &policy, &out)?.launch_folder(&start)?;
+        let exporter = engines::exporter(&plan, &policy, &out)?;
         let startup = Startup { report: &out::complain, interrupted: &|| interrupts.pressed() };
-        let Some(servers) = engines::launch(&serving, &start, &out.join("logs"), startup)? else { return Ok(()) };
+        let Some(servers) = engines::launch(&plan, &exporter, &out, startup)? else { return Ok(()) };
         for url in plan.engine.launched_urls() {
             out::line(&format!("ready: {url}"))?;
         }
@@ -184,14 +181,13 @@ impl Sync {
         let policy = policy(&plan, Some(&self.from))?;
         // Servers that take adapters were started with what is under them.
         let policy = if plan.syncs_adapters() { policy } else { policy.merged() };
-        let serving = Serving::of(&plan)?;
-        let out = serving.folder(&self.out)?;
+        let out = engines::servers_folder(&plan.engine, &self.out)?;
         let urls = engines::urls(&plan.engine)?;
         let all = urls
             .iter()
             .map(|url| engines::engine(&plan.engine, &plan.net, url))
             .collect::<Result<Vec<Arc<dyn InferenceEngine>>>>()?;
-        let update = engines::exporter(&serving, &policy, &out)?.export(self.version, &policy.frozen())?;
+        let update = engines::exporter(&plan, &policy, &out)?.export(self.version, &policy.frozen())?;
         let report = engines::tasks()?.block_on(sync_weights_to_engines(all, update, &plan.engine.sync))?;
         for (url, result) in urls.iter().zip(&report.engines) {
             out::line(&match result {

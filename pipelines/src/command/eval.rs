@@ -25,7 +25,6 @@ use crate::assemble::engines::Engines;
 use crate::assemble::evaluation::eval_spec;
 use crate::assemble::policy;
 use crate::assemble::policy::Reader;
-use crate::assemble::sections::{Serving, Start};
 use crate::assemble::servers::Startup;
 use crate::registry::Registry;
 use crate::run::RECIPE;
@@ -112,7 +111,7 @@ impl Eval {
             }
             Some(interrupts) => {
                 let startup = Startup { report: &out::complain, interrupted: &|| interrupts.pressed() };
-                let Some(engines) = Engines::begin(Serving::of(&plan)?, policy, &folder.join("engine"), startup)? else {
+                let Some(engines) = Engines::begin(&plan, policy, &folder.join("engine"), startup)? else {
                     return Ok(());
                 };
                 engines.give(policy, VERSION)?;
@@ -146,7 +145,7 @@ impl Eval {
         let model = match (&self.model, is_run) {
             (Some(model), _) => model,
             (None, true) => &self.what,
-            (None, false) => return Ok((PathBuf::from(&plan.name), policy::policy(Start::of(plan))?)),
+            (None, false) => return Ok((PathBuf::from(&plan.name), policy::policy(plan)?)),
         };
         let own = is_run && self.model.is_none() && !self.sets.iter().any(|set| set.trim_start().starts_with("chat"));
         let chat = if own { saved(plan.chat.clone()) } else { plan.chat.clone() };
@@ -207,11 +206,7 @@ impl StandaloneEval<'_> {
         mut progress: impl FnMut(usize, usize) -> Result<()>,
     ) -> Result<(StepMetrics, usize, Option<String>)> {
         let eval = self.eval();
-        let spec = Arc::new(eval_spec(
-            crate::assemble::sections::Evaluation::of(self.plan, &eval),
-            self.registry,
-            reader.config.max_positions,
-        )?);
+        let spec = Arc::new(eval_spec(self.plan, &eval, self.registry, reader.config.max_positions)?);
         let identity = self.identity(&eval)?;
         let judged = self.judged(&identity)?;
         let mut evaluation = Evaluation::begin(&spec, &reader.tokenizer, &engine, version, judged);

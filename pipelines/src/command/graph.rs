@@ -27,7 +27,6 @@ use super::{End, out};
 use crate::assemble::policy::{self, Reader};
 use crate::assemble::references::Scorers;
 use crate::assemble::rewards::Scoring;
-use crate::assemble::sections::Start;
 use crate::components::{Components, generator_of};
 use crate::grpo;
 use crate::registry::Registry;
@@ -68,7 +67,7 @@ impl Graph {
 /// and no process starts.
 fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
     let (outputs, small) = (Outputs::in_memory(), outlined(plan));
-    let policy = policy::outline(Start::of(&small))?;
+    let policy = policy::outline(&small)?;
     let flow = match plan.pipeline {
         Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill => {
             let local = Components::local(&small, registry, &policy, &policy)?;

@@ -42,7 +42,7 @@ impl Replay {
         if !letters.exists() {
             return out::line(&format!("no dead letters in {}", folder.display()));
         }
-        let reward = Scoring::of(&plan.reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry)?;
+        let reward = Scoring::of(&plan, registry)?;
         // What an earlier replay found stays until this one is through.
         let (path, writing) = (folder.join(REPLAYED), folder.join(format!(".{REPLAYED}.writing")));
         atomic_file::remove(&writing).with_context(|| format!("removing {}", writing.display()))?;

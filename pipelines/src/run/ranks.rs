@@ -11,7 +11,6 @@ use rollflow::recipe::{DeviceName, Plan, Timeline, model_fingerprints};
 use rollflow::train::{Algorithm, AlgorithmKey, LocalConfig, follow};
 use rollflow::util::causes::full_message;
 
-use crate::assemble::sections::{Step, Training};
 use crate::assemble::{steps, trainers};
 use crate::command::End;
 use crate::registry::Registry;
@@ -120,10 +119,10 @@ fn follow_one(plan: &Plan, registry: &Registry, member: &Arc<Member>, name: &str
 
 /// Settings of the trainer `name`, which rank 0 makes of the same plan.
 fn config(plan: &Plan, registry: &Registry, name: &str) -> Result<LocalConfig> {
-    let (training, Plan { model, checkpoint, .. }) = (Training::of(plan), plan);
+    let Plan { model, checkpoint, .. } = plan;
     match (name, &plan.critic, &plan.sft, &plan.reward_model) {
-        (trainers::POLICY, ..) => trainers::policy_config(training, registry),
-        (trainers::CRITIC, Some(critic), ..) => trainers::critic_config(training, critic),
+        (trainers::POLICY, ..) => trainers::policy_config(plan, registry),
+        (trainers::CRITIC, Some(critic), ..) => trainers::critic_config(plan, critic),
         (trainers::SUPERVISED, _, Some(sft), _) => trainers::supervised_config(sft, model, checkpoint),
         (trainers::REWARD_MODEL, .., Some(of)) => trainers::reward_model_config(of, model, checkpoint),
         _ => bail!("rank 0 has a trainer {name:?}, which this recipe does not"),
@@ -136,7 +135,7 @@ fn algorithm(timeline: &Timeline, registry: &Registry, key: AlgorithmKey) -> Res
     let plan = timeline.at(step)?;
     let config = match plan.reward_model {
         Some(_) => reward_model::step_config(&plan)?,
-        None => steps::step_config(Step::of(&plan), registry)?,
+        None => steps::step_config(&plan, registry)?,
     };
     config.algorithm.with_context(|| format!("step {step} has no algorithm"))
 }

@@ -5,7 +5,6 @@ use rollflow::flow::{Ended, Interrupts, Until};
 use rollflow::recipe::Plan;
 
 use crate::assemble::policy;
-use crate::assemble::sections::Start;
 use crate::components::Components;
 use crate::grpo;
 use crate::profile::{Profile, Profiler};
@@ -18,7 +17,7 @@ use crate::sft::WarmUp;
 pub fn record(plan: &Plan, registry: &Registry, steps: u64, interrupts: &Interrupts) -> Result<Profile> {
     let mut plan = plan.clone();
     (plan.train.steps, plan.train.target_reward) = (steps, None);
-    let mut policy = policy::policy(Start::of(&plan))?;
+    let mut policy = policy::policy(&plan)?;
     if let Some(warm_up) = &plan.sft {
         policy = match sft::warm_up(&plan, warm_up, registry, &policy, interrupts)? {
             WarmUp::Learned(policy) => policy,

@@ -19,7 +19,6 @@ use rollflow::recipe::Plan;
 use rollflow::rollout::complete;
 use rollflow_pipelines::assemble::engines;
 use rollflow_pipelines::assemble::policy;
-use rollflow_pipelines::assemble::sections::{Serving, Start};
 use rollflow_pipelines::assemble::servers::{ServerCommand, Servers, Startup};
 use serde_json::Value;
 
@@ -53,13 +52,10 @@ struct Started {
 impl Started {
     fn new(kind: &str, port: usize, sets: &[&str]) -> Self {
         let (dir, plan) = (tempfile::tempdir().unwrap(), plan(kind, port, sets));
-        let policy = policy::policy(Start::of(&plan)).unwrap();
-        let exporter = engines::exporter(&Serving::of(&plan).unwrap(), &policy, dir.path()).unwrap();
-        let start = dir.path().join("start");
-        exporter.launch_folder(&start).unwrap();
+        let policy = policy::policy(&plan).unwrap();
+        let exporter = engines::exporter(&plan, &policy, dir.path()).unwrap();
         let startup = Startup { report: &|line| println!("{line}"), interrupted: &|| false };
-        let servers = engines::launch(&Serving::of(&plan).unwrap(), &start, &dir.path().join("logs"), startup);
-        let servers = servers.unwrap().unwrap();
+        let servers = engines::launch(&plan, &exporter, dir.path(), startup).unwrap().unwrap();
         let engine = engines::engine(&plan.engine, &plan.net, &plan.engine.launched_urls()[0]).unwrap();
         Started { plan, policy, exporter, engine, _servers: servers, _dir: dir }
     }
@@ -387,11 +383,10 @@ fn a_server_that_restarted_has_its_number_in_its_file() {
 fn a_server_that_cannot_start_is_told_with_its_log() {
     let Some(kind) = kind() else { return };
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan(&kind, 22012, &["engine.flags=[\"--no-such-flag\"]"]));
+    let policy = policy::policy(&plan).unwrap();
+    let exporter = engines::exporter(&plan, &policy, dir.path()).unwrap();
     let startup = Startup { report: &|_| {}, interrupted: &|| false };
-    let told = format!(
-        "{:#}",
-        engines::launch(&Serving::of(&plan).unwrap(), dir.path(), &dir.path().join("logs"), startup).err().unwrap()
-    );
+    let told = format!("{:#}", engines::launch(&plan, &exporter, dir.path(), startup).err().unwrap());
     assert!(told.contains("ended while it started") && told.contains("no-such-flag"), "{told}");
 }
 

@@ -7,7 +7,6 @@ use std::process::Command;
 use rollflow::algo::filters::Verdict;
 use rollflow::prelude::*;
 use rollflow::recipe::{Plan, RecipeErrors, parse_with};
-use rollflow_pipelines::assemble::sections::Start;
 use rollflow_pipelines::components::Components;
 use rollflow_pipelines::grpo::declare;
 use rollflow_pipelines::run::folder::Outputs;
@@ -103,7 +102,7 @@ fn everything_that_can_be_registered_is_found_by_a_recipe_and_trains() {
     let text = format!("pipeline = 'grpo'\ntask.kind = 'arithmetic'\n{text}");
     let plan =
         parse_with("own.toml", &text, &[], |plan| complaints(&registry(), plan)).unwrap_or_else(|errors| panic!("{errors}"));
-    let policy = rollflow_pipelines::assemble::policy::policy(Start::of(&plan)).unwrap();
+    let policy = rollflow_pipelines::assemble::policy::policy(&plan).unwrap();
     let mut outputs = Outputs::in_memory();
     let seen = std::sync::Arc::<std::sync::Mutex<Vec<Sample>>>::default();
     let kept = seen.clone();
