@@ -9,39 +9,29 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{DataError, Prompt, PromptText, Sample};
+use super::{DataError, Sample};
 use crate::util::atomic_file;
 use crate::util::reading;
-
-/// Loads prompts from a file of records. `prompt_key` names the text or the list of chat messages.
-/// `answer_key` names the ground truth (text, number or truth value), which becomes
-/// `metadata["answer"]`; `None` if the data has none. All other fields go to the metadata. `limit`
-/// counts records.
-pub fn load_prompts(
-    file: &Path,
-    prompt_key: &str,
-    answer_key: Option<&str>,
-    limit: Option<usize>,
-) -> Result<Vec<Prompt>, DataError> {
-    read(file, limit, |mut record| {
-        let text = take_prompt(&mut record, prompt_key)?;
-        if let Some(key) = answer_key {
-            let answer = take_answer(&mut record, key)?;
-            record.insert("answer".to_owned(), answer.into());
-        }
-        Ok(Prompt { text, metadata: record, ..Prompt::default() })
-    })
-}
 
 /// Loads samples that [`save_samples`] wrote. Missing fields take their defaults; unknown fields
 /// are ignored, so that newer files can be read. Per-token columns of different lengths are an
 /// error.
 pub fn load_samples(file: &Path) -> Result<Vec<Sample>, DataError> {
-    read(file, None, |record| {
+    let sample_of = |record| -> Result<Sample, String> {
         let sample: Sample = serde_json::from_value(Value::Object(record)).map_err(|error| error.to_string())?;
         sample.validate().map_err(|error| error.to_string())?;
         Ok(sample)
-    })
+    };
+    let unreadable = DataError::read(file);
+    let mut reader = BufReader::new(reading::open(file).map_err(&unreadable)?);
+    let (mut samples, mut bytes, mut line) = (Vec::new(), Vec::new(), 0);
+    while reader.read_until(b'\n', &mut bytes).map_err(&unreadable)? > 0 {
+        line += 1;
+        let sample = parse_line(&bytes, line).and_then(|record| record.map(sample_of).transpose());
+        samples.extend(sample.map_err(|problem| DataError::in_line(file, line, problem))?);
+        bytes.clear();
+    }
+    Ok(samples)
 }
 
 /// Writes samples to a file, one per line, and replaces its contents. [`load_samples`] reads them
@@ -59,27 +49,6 @@ pub(super) fn write(file: &Path, values: impl IntoIterator<Item = impl Serialize
         })
     };
     atomic_file::write_with(file, all).map_err(DataError::write(file))
-}
-
-/// Turns each record into a `T`; a complaint of `convert` is put down to its line.
-fn read<T>(
-    file: &Path,
-    limit: Option<usize>,
-    convert: impl Fn(Map<String, Value>) -> Result<T, String>,
-) -> Result<Vec<T>, DataError> {
-    let unreadable = DataError::read(file);
-    let mut reader = BufReader::new(reading::open(file).map_err(&unreadable)?);
-    let (mut items, mut bytes, mut line) = (Vec::new(), Vec::new(), 0);
-    while limit.is_none_or(|limit| items.len() < limit) {
-        bytes.clear();
-        if reader.read_until(b'\n', &mut bytes).map_err(&unreadable)? == 0 {
-            break;
-        }
-        line += 1;
-        let item = parse_line(&bytes, line).and_then(|record| record.map(&convert).transpose());
-        items.extend(item.map_err(|problem| DataError::in_line(file, line, problem))?);
-    }
-    Ok(items)
 }
 
 /// The record on a line; `None` for a blank one.
@@ -118,35 +87,6 @@ fn object(value: Value) -> Result<Map<String, Value>, String> {
 pub(super) fn bare(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()
-}
-
-fn take(record: &mut Map<String, Value>, key: &str) -> Result<Value, String> {
-    // `shift_remove` keeps the order of the fields that stay.
-    record.shift_remove(key).ok_or_else(|| {
-        let keys: Vec<&str> = record.keys().map(String::as_str).collect();
-        format!("the record has no field `{key}`; its fields are: {}", keys.join(", "))
-    })
-}
-
-fn take_prompt(record: &mut Map<String, Value>, key: &str) -> Result<PromptText, String> {
-    let value = take(record, key)?;
-    let found = match kind(&value) {
-        "a list" => "a list of something else",
-        found => found,
-    };
-    match serde_json::from_value(value) {
-        Ok(PromptText::Chat(turns)) if turns.is_empty() => Err(format!("`{key}` is an empty conversation")),
-        Ok(text) => Ok(text),
-        Err(_) => Err(format!("`{key}` must be text or a list of messages {{\"role\": …, \"content\": …}}, found {found}")),
-    }
-}
-
-fn take_answer(record: &mut Map<String, Value>, key: &str) -> Result<String, String> {
-    match take(record, key)? {
-        Value::String(text) => Ok(text),
-        value @ (Value::Number(_) | Value::Bool(_)) => Ok(value.to_string()),
-        other => Err(format!("`{key}` must be text, a number or a truth value, found {}", kind(&other))),
-    }
 }
 
 fn kind(value: &Value) -> &'static str {

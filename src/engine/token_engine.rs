@@ -91,9 +91,7 @@ pub trait TokenEngine: 'static {
     fn set_weights(&mut self, version: Version, weights: &Self::Weights);
 
     /// Allows versions before the newest to sample. Engines that serve one version ignore it.
-    fn allow_older(&mut self, older: Arc<dyn OlderVersions>) {
-        drop(older);
-    }
+    fn allow_older(&mut self, _older: Arc<dyn OlderVersions>) {}
 
     /// Clears completions that are `expired`, in flight or waiting, and restarts them before all
     /// that wait. Returns their ordinals and indices.

@@ -10,7 +10,7 @@ use super::gated_delta::DeltaState;
 use super::net_rows::NetRows;
 use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Tables};
-use super::routing::{Recorded, RecordedPass};
+use super::routing::Recorded;
 use super::views::{BranchNorms, Layer, Mixer, Mlp, Shared};
 use super::{Activation, Decoder, ModelConfig, Packed, fused, wide};
 
@@ -21,7 +21,7 @@ pub(super) struct Pass<'a> {
     /// Rows of gated delta nets, if there are any.
     pub nets: Option<NetRows>,
     /// Experts that computed the tokens before.
-    pub recorded: Option<RecordedPass>,
+    pub recorded: Option<Recorded>,
 }
 
 /// How attention is computed.

@@ -8,7 +8,7 @@ unsafe extern "C" {
 }
 
 /// The text, which is freed; `Ok` if there is none.
-pub(super) fn taken(error: *mut c_char) -> Result<(), String> {
+pub(crate) fn taken(error: *mut c_char) -> Result<(), String> {
     if error.is_null() {
         return Ok(());
     }

@@ -15,7 +15,7 @@ use super::net_rows::NetRows;
 use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Rope};
 use super::route_cache::RouteLog;
-use super::routing::{RecordedPass, Watch};
+use super::routing::{Recorded, Watch};
 use super::step::Step;
 use super::views::Mixer;
 use super::{Compute, KvCache, Layout, ModelConfig, Packed, StepThreads, Views, Weights, fused, upload, wide};
@@ -247,7 +247,7 @@ impl Decoder {
 
     fn over<'a>(&self, packed: &'a Packed, attention: Attention, device: Device) -> Pass<'a> {
         let nets = self.config.delta.as_ref().map(|of| NetRows::new(packed, of, false, device));
-        Pass { packed, attention, nets, recorded: RecordedPass::new(&self.config, packed, device) }
+        Pass { packed, attention, nets, recorded: Recorded::new(&self.config, packed, device) }
     }
 
     /// Layers and final norm over whole embedded sequences, for `rows` only where given.

@@ -115,18 +115,8 @@ impl Decoder {
         let rows =
             Rows { written: numbers.narrow(0, count, count), read: numbers.narrow(0, 2 * count, numbers.size()[0] - 2 * count) };
         let flash = self.config.flashes(kind, device).then(|| {
-            let lens: Vec<i64> = suffixes.iter().map(|suffix| suffix.tokens.len() as i64).collect();
-            let ends = |lens: &[i64]| -> Vec<i64> {
-                let ends = lens.iter().scan(0, |end, len| {
-                    *end += len;
-                    Some(*end)
-                });
-                std::iter::once(0).chain(ends).collect()
-            };
-            let all: Vec<i64> = suffixes.iter().map(end).collect();
-            let numbers = upload(&[ends(&lens), ends(&all)].concat(), device).to_kind(Kind::Int).view([2, -1]);
-            let queries = Runs { ends: numbers.get(0), longest: lens.into_iter().max().unwrap_or(0) };
-            Flash { queries, keys: Runs { ends: numbers.get(1), longest } }
+            let queries = Runs::of(suffixes.iter().map(|suffix| suffix.tokens.len()), device);
+            Flash { queries, keys: Runs::of(suffixes.iter().map(|suffix| end(suffix) as usize), device) }
         });
         Extension { suffixes, way: Way::Rows(tables, rows, flash), nets }
     }

@@ -31,6 +31,18 @@ impl Keys<'_> {
         }
     }
 
+    /// A number above 0, or `None` where the key is absent or null.
+    pub fn positive<T: DeserializeOwned + Default + PartialOrd>(
+        &self,
+        key: &str,
+        expected: &str,
+    ) -> Result<Option<T>, ModelError> {
+        match self.optional::<T>(key, expected)? {
+            Some(value) if value <= T::default() => Err(self.bad(key, expected)),
+            value => Ok(value),
+        }
+    }
+
     /// The value of a key that has to be there.
     pub fn required<T: DeserializeOwned>(&self, key: &str, expected: &str) -> Result<T, ModelError> {
         self.optional(key, expected)?.ok_or_else(|| self.missing(key))

@@ -10,7 +10,7 @@ mod adapter_folder;
 mod allocator;
 mod bitsandbytes;
 mod block;
-mod c_text;
+pub(crate) mod c_text;
 mod compute;
 mod config;
 mod config_json;

@@ -110,22 +110,14 @@ impl FlashRuns {
         let before = |at: usize| packed.prefixes[at].map_or(0..0, |prefix| starts[prefix]..starts[prefix] + packed.lens[prefix]);
         let sequences = 0..packed.lens.len();
         let positions = sequences.clone().flat_map(|at| (before(at).len()..).take(packed.lens[at])).map(|at| at as i64);
-        let runs = |lens: Vec<usize>| {
-            let ends = lens.iter().scan(0, |end, len| {
-                *end += *len as i32;
-                Some(*end)
-            });
-            let ends: Vec<i32> = std::iter::once(0).chain(ends).collect();
-            Runs { ends: upload(&ends, device), longest: lens.into_iter().max().unwrap_or(0) as i64 }
-        };
         let key_rows = packed.shares().then(|| {
             let rows = sequences.clone().flat_map(|at| before(at).chain(starts[at]..starts[at] + packed.lens[at]));
             upload(&rows.map(|row| row as i64).collect::<Vec<_>>(), device)
         });
         FlashRuns {
             positions: upload(&positions.collect::<Vec<_>>(), device),
-            queries: runs(packed.lens.clone()),
-            keys: runs(sequences.map(|at| before(at).len() + packed.lens[at]).collect()),
+            queries: Runs::of(packed.lens.iter().copied(), device),
+            keys: Runs::of(sequences.map(|at| before(at).len() + packed.lens[at]), device),
             key_rows,
         }
     }

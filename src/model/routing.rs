@@ -8,32 +8,30 @@ use super::experts::Routed;
 use super::{ModelConfig, Packed, upload};
 use crate::data::{ANY_EXPERT, RouteShape};
 
-/// Experts that computed a layer's tokens before, `[tokens, per_token]`; less than 0 where one is not known.
+/// Experts that computed tokens before: of a layer `[tokens, per_token]`, of all sparse layers
+/// `[tokens, layers, per_token]`. Less than 0 where one is not known.
 pub(super) struct Recorded {
     pub experts: Tensor,
     /// Whether they compute the tokens again.
     pub follow: bool,
 }
 
-/// [`Recorded`] of all sparse layers, `[tokens, layers, per_token]`.
-pub(super) struct RecordedPass(Recorded);
-
-impl RecordedPass {
-    /// Those that come with packed tokens.
+impl Recorded {
+    /// Those of all sparse layers, which come with packed tokens.
     pub fn new(config: &ModelConfig, packed: &Packed, device: Device) -> Option<Self> {
         let (recorded, RouteShape { layers, per_token }) = (packed.recorded.as_ref()?, config.route_shape()?);
         let experts: Vec<i16> =
             recorded.experts.iter().map(|&expert| if expert == ANY_EXPERT { -1 } else { expert as i16 }).collect();
         let shape = [packed.len(), layers, per_token].map(|size| size as i64);
-        Some(RecordedPass(Recorded { experts: upload(&experts, device).view(shape), follow: recorded.follow }))
+        Some(Recorded { experts: upload(&experts, device).view(shape), follow: recorded.follow })
     }
 
     /// Those of a layer, for `rows` only where given.
     pub fn of_layer(&self, config: &ModelConfig, layer: usize, rows: Option<&Tensor>) -> Option<Recorded> {
         config.experts_of(layer)?;
-        let all = self.0.experts.select(1, config.sparse_before(layer) as i64);
+        let all = self.experts.select(1, config.sparse_before(layer) as i64);
         let experts = rows.map_or_else(|| all.shallow_clone(), |rows| all.index_select(0, rows));
-        Some(Recorded { experts: experts.to_kind(Kind::Int64), follow: self.0.follow })
+        Some(Recorded { experts: experts.to_kind(Kind::Int64), follow: self.follow })
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Tensors of the host are exchanged through Gloo, those of a GPU through NCCL (`device.rs`).
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CString, c_char};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -12,6 +12,8 @@ use tch::Tensor;
 use torch_sys::C_tensor;
 
 use super::device::DeviceGroups;
+use crate::model::c_text::taken;
+use crate::model::fused::raw;
 
 /// Opaque C++ objects.
 #[repr(C)]
@@ -71,13 +73,7 @@ unsafe extern "C" {
 pub struct CollectiveError(pub String);
 
 fn check(error: *mut c_char) -> Result<(), CollectiveError> {
-    if error.is_null() {
-        return Ok(());
-    }
-    // SAFETY: the entries return null or a string of `strdup`, which is ours.
-    let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
-    unsafe { free(error.cast()) };
-    Err(CollectiveError(text))
+    taken(error).map_err(CollectiveError)
 }
 
 fn text(of: &str) -> Result<CString, CollectiveError> {
@@ -86,10 +82,6 @@ fn text(of: &str) -> Result<CString, CollectiveError> {
 
 fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).max(1)
-}
-
-fn raw(tensor: &Tensor) -> *mut C_tensor {
-    tensor.as_ptr().cast_mut()
 }
 
 /// torch's `TCPStore`: a table of keys and bytes that all ranks of a run share.
@@ -221,7 +213,7 @@ unsafe impl Send for Pending {}
 /// A group before it is joined.
 pub(super) struct Joining<'a> {
     pub store: &'a Store,
-    /// Beginning of its keys in the store.
+    /// Beginning of its keys in the store, which no other group has.
     pub name: &'a str,
     /// Address of this host, through which the others reach it.
     pub address: &'a str,
@@ -229,15 +221,15 @@ pub(super) struct Joining<'a> {
     pub place: [usize; 2],
     /// Deadline of each call.
     pub deadline: Duration,
-    /// Makes the groups for tensors of a GPU.
+    /// Makes the groups for tensors of a GPU; `None` if this rank has none.
     pub devices: Option<DeviceGroups>,
-    /// If true, a group with `devices` is for tensors of a GPU alone, as those of other programs are. It does not wait
-    /// for the other ranks.
+    /// If true, a group with `devices` is for tensors of a GPU alone, as those of other programs are. It does
+    /// not wait for the other ranks.
     pub alone: bool,
 }
 
 impl Joining<'_> {
-    /// Joins it.
+    /// Joins the group. Waits for all ranks, except in a group with `devices` that is `alone`.
     pub fn join(self, signals: &Arc<Signals>) -> Result<Group, CollectiveError> {
         let Joining { store, name, address, place: [rank, size], deadline, devices, alone } = self;
         let (name, address, mut group) = (text(name)?, text(address)?, std::ptr::null_mut());
@@ -252,21 +244,6 @@ impl Joining<'_> {
 }
 
 impl Group {
-    /// Joins a group, which has a unique name in `store`. Waits for all `size` ranks. `address`: of
-    /// this host, through which the others reach it. `deadline`: of each call. `devices`: makes the
-    /// groups for tensors of a GPU; `None` if this rank has none.
-    pub fn join(
-        store: &Store,
-        name: &str,
-        address: &str,
-        place: [usize; 2],
-        deadline: Duration,
-        signals: &Arc<Signals>,
-        devices: Option<DeviceGroups>,
-    ) -> Result<Group, CollectiveError> {
-        Joining { store, name, address, place, deadline, devices, alone: false }.join(signals)
-    }
-
     /// Connects the ranks of a group for tensors of this GPU, which otherwise its first operation does. Waits for all ranks.
     pub(crate) fn connect(&mut self, device: usize) -> Result<(), CollectiveError> {
         let error = unsafe { rollflow_group_connect(self.begin(), device as i64) };

@@ -11,10 +11,11 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::device::{self, DeviceGroups};
+use super::group::Joining;
 use super::place::attempt;
 use super::start::{Hello, host_name, identities, lead, program, report, towards};
 use super::watch::{BEAT, ENDED, SUSPECT, Shared, Watch, slowest};
-use super::{CollectiveError, Group, Mesh, Place, RankError, Ranks, Shard, Store};
+use super::{CollectiveError, Mesh, Place, RankError, Ranks, Shard, Store};
 use crate::util::secrets::masked;
 
 /// Time that rank 0 gives the others to read its last word.
@@ -195,9 +196,10 @@ impl Member {
         let join = |name: String, place: [usize; 2]| {
             let (name, signals) = (format!("group/{number}/{name}"), &self.shared.signals);
             let devices = self.gpu.map(|(_, devices)| devices);
-            let joined = Group::join(&store, &name, &self.address, place, limit, signals, devices);
+            let address = &self.address;
+            let joining = Joining { store: &store, name: &name, address, place, deadline: limit, devices, alone: false };
             // Here, because the first exchange would wait for all ranks without a deadline.
-            let connected = joined.and_then(|mut group| {
+            let connected = joining.join(signals).and_then(|mut group| {
                 self.gpu.map_or(Ok(()), |(gpu, _)| group.connect(gpu))?;
                 Ok(Arc::new(Mutex::new(group)))
             });

@@ -36,35 +36,26 @@ pub fn roll_out<E: TokenEngine>(
     if let Some((_, twice)) = prompts.iter().enumerate().find(|(place, prompt)| places.insert(prompt.ordinal, *place).is_some()) {
         return Err(EngineError::same_ordinal(twice.ordinal));
     }
-    let ended = groups_of(engine, tokenizer, agent, prompts, group_size, params);
+    let run = || -> Result<Vec<Group>, EngineError> {
+        let mut rollouts = RolloutContext::detached(tokenizer).rollouts(agent, engine);
+        for prompt in prompts {
+            rollouts.admit(engine, prompt, group_size.max(1) as u32, params.clone())?;
+        }
+        let mut groups = Vec::new();
+        while !rollouts.is_idle(engine) {
+            // Environments work while the engine is busy.
+            rollouts.poll(Duration::ZERO)?;
+            advance(&mut *rollouts, engine)?;
+            groups.extend(rollouts.take_groups());
+        }
+        Ok(groups)
+    };
+    let ended = run();
     if ended.is_err() {
         places.keys().for_each(|ordinal| engine.cancel(*ordinal));
     }
     let mut groups = ended?;
     groups.sort_by_key(|group: &Group| places.get(&group.id()).copied());
-    Ok(groups)
-}
-
-/// The groups in the order in which they end.
-fn groups_of<E: TokenEngine>(
-    engine: &mut E,
-    tokenizer: &Arc<Tokenizer>,
-    agent: Option<&Agent>,
-    prompts: Vec<Prompt>,
-    group_size: usize,
-    params: &SamplingParams,
-) -> Result<Vec<Group>, EngineError> {
-    let mut rollouts = RolloutContext::detached(tokenizer).rollouts(agent, engine);
-    for prompt in prompts {
-        rollouts.admit(engine, prompt, group_size.max(1) as u32, params.clone())?;
-    }
-    let mut groups = Vec::new();
-    while !rollouts.is_idle(engine) {
-        // Environments work while the engine is busy.
-        rollouts.poll(Duration::ZERO)?;
-        advance(&mut *rollouts, engine)?;
-        groups.extend(rollouts.take_groups());
-    }
     Ok(groups)
 }
 

@@ -15,7 +15,6 @@ use sha2::{Digest, Sha256};
 use super::pulls;
 use super::reply::{self, Refusal, Reply};
 use super::shared::{LoadedAdapter, Shared, unknown};
-use super::uploads::hex;
 use super::worker::{Command, Installed};
 use crate::engine::remote::PauseMode;
 use crate::model::{Dtype, FrozenWeights, TensorSlice, holds_adapter, load_adapter, load_weights_for};
@@ -272,7 +271,7 @@ pub(super) fn sums_of(weights: &FrozenWeights, dtype: Dtype) -> Map<String, Valu
     let weights = weights.read();
     let flat = weights.whole().to_device(tch::Device::Cpu);
     let sum = |(name, tensor): (&str, TensorSlice<'_>)| {
-        (name.to_owned(), Value::String(hex(&Sha256::digest(safetensors::View::data(&tensor)))))
+        (name.to_owned(), Value::String(format!("{:x}", Sha256::digest(safetensors::View::data(&tensor)))))
     };
     TensorSlice::all(weights.layout.entries(), &flat, dtype).map(sum).collect()
 }

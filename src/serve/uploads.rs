@@ -119,12 +119,7 @@ impl Upload {
 fn file_sum(path: &Path) -> io::Result<String> {
     let mut sum = Sha256::new();
     io::copy(&mut File::open(path)?, &mut sum)?;
-    Ok(hex(&sum.finalize()))
-}
-
-/// Bytes as hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    Ok(format!("{:x}", sum.finalize()))
 }
 
 /// Begins an upload.

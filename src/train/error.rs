@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rollflow_tinker::TinkerError;
 
+use super::NonFinitePolicy;
 use crate::algo::{AdvantageError, Disagreement, LossError};
 use crate::data::{DataError, REWARD_LIMIT};
 
@@ -121,4 +122,29 @@ impl From<DataError> for TrainError {
     fn from(error: DataError) -> Self {
         TrainError::Sample(Arc::new(error))
     }
+}
+
+/// Law N4: the names in an error, or the reason to skip a step.
+pub(super) fn given_up(policy: NonFinitePolicy, what: &'static str, names: Vec<String>) -> Result<String, TrainError> {
+    let error = TrainError::NonFinite(what, shorten(names));
+    match policy {
+        NonFinitePolicy::Stop => Err(error),
+        NonFinitePolicy::Skip => {
+            tracing::warn!("skipping this step: {error}");
+            Ok(error.to_string())
+        }
+    }
+}
+
+/// Names listed in one error; the rest is counted.
+const NAMED: usize = 5;
+
+/// The first few names, and how many more there are.
+pub(super) fn shorten(mut names: Vec<String>) -> Vec<String> {
+    let more = names.len().saturating_sub(NAMED);
+    if more > 0 {
+        names.truncate(NAMED);
+        names.push(format!("{more} more"));
+    }
+    names
 }

@@ -9,12 +9,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use parking_lot::Mutex;
 use tch::Tensor;
 
+use super::error::given_up;
 use super::optimizer::grad_norm;
 use super::replica::{Part, PassError, Replica};
 use super::shards::Shards;
 use super::team::{Command, Team, key_of};
-use super::worker::{Worker, shorten};
-use super::{Algorithm, AtTeacher, ForwardBackward, NonFinitePolicy, RouterReplay, TrainBatch, TrainError, TrainSequence};
+use super::worker::Worker;
+use super::{Algorithm, AtTeacher, ForwardBackward, RouterReplay, TrainBatch, TrainError, TrainSequence};
 use crate::algo::LossOutput;
 use crate::flow::caught;
 use crate::model::{Dtype, Entry, Layout, part};
@@ -38,18 +39,6 @@ impl Accumulated {
             None => gradient,
             Some(mut sum) => sum.g_add_(&gradient),
         });
-    }
-}
-
-/// Law N4: the names in an error, or the reason to skip a step.
-pub(super) fn given_up(policy: NonFinitePolicy, what: &'static str, names: Vec<String>) -> Result<String, TrainError> {
-    let error = TrainError::NonFinite(what, shorten(names));
-    match policy {
-        NonFinitePolicy::Stop => Err(error),
-        NonFinitePolicy::Skip => {
-            tracing::warn!("skipping this step: {error}");
-            Ok(error.to_string())
-        }
     }
 }
 

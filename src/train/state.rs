@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
+use super::error::shorten;
 use super::passes::Accumulated;
 use super::team::Command;
-use super::worker::{Worker, shorten};
+use super::worker::Worker;
 use super::{Snapshot, TrainError};
 use crate::model::{Entry, FrozenWeights, Layout, Weights};
 

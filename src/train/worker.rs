@@ -7,9 +7,10 @@ use tch::{Device, Tensor};
 
 use super::background::Background;
 use super::commands::Commanded;
+use super::error::given_up;
 use super::groups::ParamGroups;
 use super::optimizer::Optimizer;
-use super::passes::{Accumulated, given_up};
+use super::passes::Accumulated;
 use super::replica::Replica;
 use super::shards::{Gathered, Shards};
 use super::side_by_side::SideBySide;
@@ -363,17 +364,4 @@ fn checked(config: &LocalConfig, model: &ModelConfig, masters: &Weights, team: O
     }
     let groups = ParamGroups { decay: config.decay, lr_scale: config.lr_scale };
     groups.check(masters.trained().0).map_err(TrainError::Tensor)
-}
-
-/// Names listed in one error; the rest is counted.
-const NAMED: usize = 5;
-
-/// The first few names, and how many more there are.
-pub(super) fn shorten(mut names: Vec<String>) -> Vec<String> {
-    let more = names.len().saturating_sub(NAMED);
-    if more > 0 {
-        names.truncate(NAMED);
-        names.push(format!("{more} more"));
-    }
-    names
 }

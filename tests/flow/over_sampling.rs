@@ -21,6 +21,16 @@ fn hash(seed: u64, id: u64) -> u64 {
     (mixed ^ (mixed >> 29)).wrapping_mul(0x94D0_49BB_1331_11EB) >> 33
 }
 
+/// So many percent of the groups are late or dropped, drawn by `seed`.
+fn unlucky(seed: u64, stragglers: u64, dropped: u64) -> Rehearsal {
+    let pace = move |id| if hash(seed, id) % 100 < stragglers { Pace::Last } else { Pace::After(hash(seed, !id) % 7) };
+    Rehearsal {
+        pace: Arc::new(pace),
+        verdict: Arc::new(move |group| Verdict::keep_if(hash(seed + 1, group.id()) % 100 >= dropped, "unlucky")),
+        ..Rehearsal::default()
+    }
+}
+
 /// A loop whose window holds what its steps choose from, and no more than its bound allows.
 fn any_rehearsal() -> impl Strategy<Value = Rehearsal> {
     let sizes = (1_usize..5, 1_u64..4, 1_u64..4, 0.0..=1.0_f64, 0.0..=1.0_f64, 3_u64..10);
@@ -39,13 +49,7 @@ fn any_rehearsal() -> impl Strategy<Value = Rehearsal> {
             window: least + (wider * (most - least) as f64) as u64,
             steps,
             older: seed % 2 == 1,
-            pace: Arc::new(
-                move |id| {
-                    if hash(seed, id) % 100 < stragglers { Pace::Last } else { Pace::After(hash(seed, !id) % 7) }
-                },
-            ),
-            verdict: Arc::new(move |group| Verdict::keep_if(hash(seed + 1, group.id()) % 100 >= dropped, "unlucky")),
-            ..Rehearsal::default()
+            ..unlucky(seed, stragglers, dropped)
         }
     })
 }
@@ -193,13 +197,7 @@ fn any_round() -> impl Strategy<Value = Rehearsal> {
             over_sample: chosen_from as f64 / groups as f64,
             window: (sync_every - 1) * groups as u64 + chosen_from,
             steps: versions * sync_every,
-            pace: Arc::new(
-                move |id| {
-                    if hash(seed, id) % 100 < stragglers { Pace::Last } else { Pace::After(hash(seed, !id) % 7) }
-                },
-            ),
-            verdict: Arc::new(move |group| Verdict::keep_if(hash(seed + 1, group.id()) % 100 >= dropped, "unlucky")),
-            ..Rehearsal::default()
+            ..unlucky(seed, stragglers, dropped)
         }
     })
 }

@@ -334,36 +334,29 @@ impl Running {
         assert_eq!(line.as_deref(), Some(format!("state {state}").as_str()));
     }
 
-    fn interrupt(&self) {
-        self.signal("-INT");
-    }
-
     fn signal(&self, signal: &str) {
         assert!(Command::new("kill").args([signal, &self.0.id().to_string()]).status().unwrap().success());
     }
 }
 
+/// Ctrl-C, and what a scheduler sends before it takes the machine away. Launchers send it twice at once: to a
+/// process, and to its group.
 #[cfg(unix)]
 #[test]
-fn ctrl_c_once_drains_and_exits_with_0() {
-    let mut child = Running::start("draining");
-    child.expect("running");
-    child.interrupt();
-    child.expect("Drain");
-    child.expect("ended Drained");
-    assert_eq!(child.0.wait().unwrap().code(), Some(0));
+fn ctrl_c_and_sigterm_drain_and_exit_with_0() {
+    for signals in [&["-INT"][..], &["-TERM"], &["-TERM", "-TERM"]] {
+        let mut child = Running::start("draining");
+        child.expect("running");
+        signals.iter().for_each(|signal| child.signal(signal));
+        child.expect("Drain");
+        child.expect("ended Drained");
+        assert_eq!(child.0.wait().unwrap().code(), Some(0), "{signals:?}");
+    }
 }
 
-/// What a scheduler sends before it takes the machine away.
 #[cfg(unix)]
 #[test]
-fn sigterm_drains_and_stops_as_ctrl_c_does() {
-    let mut child = Running::start("draining");
-    child.expect("running");
-    child.signal("-TERM");
-    child.expect("Drain");
-    child.expect("ended Drained");
-    assert_eq!(child.0.wait().unwrap().code(), Some(0));
+fn a_later_sigterm_stops_what_a_drain_would_not_end() {
     let mut child = Running::start("endless");
     child.expect("running");
     child.signal("-TERM");
@@ -373,27 +366,14 @@ fn sigterm_drains_and_stops_as_ctrl_c_does() {
     child.expect("ended Stopped");
 }
 
-/// As launchers send them: to a process, and to its group.
-#[cfg(unix)]
-#[test]
-fn two_sigterms_at_once_drain_and_do_not_stop() {
-    let mut child = Running::start("draining");
-    child.expect("running");
-    child.signal("-TERM");
-    child.signal("-TERM");
-    child.expect("Drain");
-    child.expect("ended Drained");
-    assert_eq!(child.0.wait().unwrap().code(), Some(0));
-}
-
 #[cfg(unix)]
 #[test]
 fn ctrl_c_twice_stops_what_a_drain_would_not_end() {
     let mut child = Running::start("endless");
     child.expect("running");
-    child.interrupt();
+    child.signal("-INT");
     child.expect("Drain");
-    child.interrupt();
+    child.signal("-INT");
     child.expect("ended Stopped");
     assert_eq!(child.0.wait().unwrap().code(), Some(0));
 }
@@ -403,11 +383,11 @@ fn ctrl_c_twice_stops_what_a_drain_would_not_end() {
 fn ctrl_c_a_third_time_ends_a_process_whose_stage_never_comes_back() {
     let mut child = Running::start("stuck");
     child.expect("running");
-    child.interrupt();
+    child.signal("-INT");
     child.expect("Drain");
-    child.interrupt();
+    child.signal("-INT");
     child.expect("Stop");
-    child.interrupt();
+    child.signal("-INT");
     assert_eq!(child.0.wait().unwrap().code(), Some(130));
 }
 
@@ -418,7 +398,7 @@ fn ctrl_c_between_two_runs_is_the_second_ones() {
     let mut child = Running::start("between");
     child.expect("ended Finished");
     child.expect("between");
-    child.interrupt();
+    child.signal("-INT");
     drop(child.0.stdin.take());
     child.expect("ended Drained");
     assert_eq!(child.0.wait().unwrap().code(), Some(0));

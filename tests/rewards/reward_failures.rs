@@ -50,7 +50,7 @@ fn score(groups: u64, reward: Reward) -> (Result<Report, RunError>, Scores) {
     (result, scores)
 }
 
-fn letters(folder: &Path) -> Vec<DeadLetter> {
+pub(crate) fn letters(folder: &Path) -> Vec<DeadLetter> {
     read_lines::<DeadLetter>(folder.join(DEAD_LETTERS)).unwrap().map(Result::unwrap).collect()
 }
 

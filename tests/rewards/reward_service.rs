@@ -15,12 +15,14 @@ use rollflow::flow::{Ended, Report, RunError};
 use rollflow::judge::{JudgeConfig, Service};
 use rollflow::net::RetryPolicy;
 use rollflow::observe::Metric;
-use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, dead_letters, read_lines};
+use rollflow::observe::logs::dead_letters;
 use rollflow::prelude::*;
 use rollflow::rollout::LOST;
 use rollflow::stages::reward::OnFailure;
 use rollflow::stages::reward::{FailurePolicy, RemoteReward};
 use serde_json::{Value, json};
+
+use crate::reward_failures::letters;
 
 /// How long a test may hang before it is told so.
 const GUARD: Duration = Duration::from_secs(60);
@@ -186,10 +188,6 @@ fn score(groups: u64, reward: RemoteReward) -> (Result<Report, RunError>, Scores
 
 fn dead_letters_in(folder: &std::path::Path) -> FailurePolicy {
     FailurePolicy { dead_letters: Some(dead_letters(folder)), ..FailurePolicy::default() }
-}
-
-fn letters(folder: &std::path::Path) -> Vec<DeadLetter> {
-    read_lines::<DeadLetter>(folder.join(DEAD_LETTERS)).unwrap().map(Result::unwrap).collect()
 }
 
 #[test]

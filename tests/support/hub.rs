@@ -33,7 +33,7 @@ pub struct TestHub {
 }
 
 pub fn sum(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:x}", Sha256::digest(bytes))
 }
 
 fn serve(answer: impl Fn(&Parts) -> Response + Send + Sync + 'static) -> (Server, Log) {

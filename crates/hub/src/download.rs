@@ -53,8 +53,7 @@ impl Part<'_> {
         }
         let mut sum = Sha256::new();
         self.file.rewind().and_then(|()| std::io::copy(&mut self.file, &mut sum)).map_err(io(&self.path))?;
-        let sum: String = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(sum == etag.to_ascii_lowercase())
+        Ok(format!("{:x}", sum.finalize()) == etag.to_ascii_lowercase())
     }
 }
 

@@ -149,11 +149,7 @@ struct Seal {
 }
 
 pub(crate) fn sha256(bytes: &[u8]) -> String {
-    use fmt::Write;
-    Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut hex, byte| {
-        write!(hex, "{byte:02x}").ok();
-        hex
-    })
+    format!("{:x}", Sha256::digest(bytes))
 }
 
 impl Part {

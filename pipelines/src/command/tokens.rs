@@ -7,16 +7,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use rollflow::data::ChatMessage;
-use rollflow::data::chat::ChatTemplate;
 use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Shape, prepare_sft_sample, prepare_sft_turns};
 use rollflow::prelude::*;
-use rollflow::recipe::PLAIN;
+use rollflow::recipe::Chat;
 use rollflow::train::tokenizer_folder;
 use rollflow::util::untrusted;
 use serde_json::{Map, Value, json};
 
 use super::out;
-use crate::assemble::models;
+use crate::assemble::{conversations, models};
 
 /// Show the tokens of a text, a prompt or a conversation, and which of them would be trained.
 #[derive(Args)]
@@ -76,12 +75,8 @@ impl Shape for Record {
 impl Tokens {
     /// Writes the tokens, in colours on a terminal. A closed output ends it without an error.
     pub fn run(self) -> Result<()> {
-        let tokenizer = Tokenizer::from_dir(&tokenizer_of(&self.model)?)?;
-        let tokenizer = match self.template.as_deref() {
-            None => tokenizer,
-            Some(PLAIN) => tokenizer.with_chat(ChatTemplate::plain()),
-            Some(file) => tokenizer.with_chat(ChatTemplate::from_file(file.as_ref())?),
-        };
+        let chat = Chat { template: self.template.clone(), ..Chat::default() };
+        let tokenizer = conversations::tokenizer(&chat, Tokenizer::from_dir(&tokenizer_of(&self.model)?)?)?;
         let mut out = io::stdout().lock();
         let colours = out.is_terminal();
         for (at, sample) in samples(&self, &tokenizer)?.iter().enumerate() {

@@ -8,10 +8,8 @@ use rustix::process::{getegid, geteuid};
 use serde_json::{Map, Value, json};
 
 use super::job::{Job, Needs, URLS};
+use super::settings::RENDEZVOUS;
 use super::yaml;
-
-/// Port of the ranks' rendezvous.
-const PORT: usize = 29_500;
 
 /// The compose file of a run that works in `folder` of the machine.
 pub fn file(job: &Job, folder: &Path) -> Result<String> {
@@ -23,7 +21,7 @@ pub fn file(job: &Job, folder: &Path) -> Result<String> {
     for rank in 0..of.ranks {
         let mut env = Map::new();
         if of.ranks > 1 {
-            let place = [("RANK", rank), ("WORLD_SIZE", of.ranks), ("LOCAL_RANK", 0), ("MASTER_PORT", PORT)];
+            let place = [("RANK", rank), ("WORLD_SIZE", of.ranks), ("LOCAL_RANK", 0), ("MASTER_PORT", RENDEZVOUS)];
             env.extend(place.map(|(name, value)| (name.to_owned(), json!(value.to_string()))));
             env.insert("MASTER_ADDR".to_owned(), json!("trainer-0"));
         }

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::job::{AGAIN, Job, Needs, URLS};
+use super::settings::RENDEZVOUS;
 use super::yaml;
 use crate::command::End;
 
@@ -15,14 +16,12 @@ use crate::command::End;
 const RECIPES: &str = "/etc/rollflow";
 /// Folder that a run works in: the volume.
 const WORK: &str = "/work";
-/// Port of the ranks' rendezvous.
-const PORT: usize = 29_500;
 
 /// The manifest of all objects.
 pub fn manifest(job: &Job) -> Result<String> {
     let mut objects = vec![recipes(job)?, trainer(job)?];
     if job.settings.ranks > 1 {
-        objects.insert(1, service(job, &job.name, "rendezvous", PORT));
+        objects.insert(1, service(job, &job.name, "rendezvous", RENDEZVOUS));
     }
     if job.settings.engines.count > 0 {
         let name = engines_name(job);
@@ -87,7 +86,7 @@ fn trainer(job: &Job) -> Result<Value> {
             text("WORLD_SIZE", of.ranks.to_string()),
             text("LOCAL_RANK", "0".to_owned()),
             text("MASTER_ADDR", format!("{0}-0.{0}", job.name)),
-            text("MASTER_PORT", PORT.to_string()),
+            text("MASTER_PORT", RENDEZVOUS.to_string()),
         ]);
     }
     if of.engines.count > 0 {

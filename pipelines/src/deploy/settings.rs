@@ -151,9 +151,12 @@ section! {
         /// Hosts of the engines, by the names that ssh knows; servers take them in turn.
         engine_hosts: Vec<String> = Vec::new();
         /// Port of the ranks' rendezvous, if they are on several hosts.
-        port: usize = 29_500, PORT;
+        port: usize = RENDEZVOUS, PORT;
     }
 }
+
+/// Port of the ranks' rendezvous, unless another is given.
+pub const RENDEZVOUS: usize = 29_500;
 
 /// A port.
 pub const PORT: Limit<usize> = Limit { text: "1 to 65535", holds: |port| (1..=65_535).contains(port) };

@@ -4,11 +4,9 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
 
 use super::job::{AGAIN, Job, Needs, URLS, command, shell};
+use super::settings::RENDEZVOUS;
 use super::yaml;
 use crate::command::End;
-
-/// Port of the ranks' rendezvous.
-const PORT: usize = 29_500;
 
 /// The task, or the job group. SkyPilot copies the folder that the command runs in.
 pub fn task(job: &Job) -> Result<String> {
@@ -55,7 +53,7 @@ fn trainer(job: &Job) -> Result<Value> {
     script += &match of.ranks {
         1 => format!("exec {command}\n"),
         ranks => format!(
-            "export MASTER_ADDR=$(printf '%s\\n' \"$SKYPILOT_NODE_IPS\" | head -n 1) MASTER_PORT={PORT} WORLD_SIZE={ranks} LOCAL_WORLD_SIZE={per_host}\n\
+            "export MASTER_ADDR=$(printf '%s\\n' \"$SKYPILOT_NODE_IPS\" | head -n 1) MASTER_PORT={RENDEZVOUS} WORLD_SIZE={ranks} LOCAL_WORLD_SIZE={per_host}\n\
              ranks=\n\
              for local in $(seq 0 {last}); do\n  \
                RANK=$((SKYPILOT_NODE_RANK * {per_host} + local)) LOCAL_RANK=$local {command} &\n  ranks=\"$ranks $!\"\n\

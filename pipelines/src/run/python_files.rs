@@ -28,5 +28,5 @@ pub fn changes(before: &BTreeMap<String, String>, now: &BTreeMap<String, String>
 }
 
 fn sha256(file: &Path) -> Option<String> {
-    Some(Sha256::digest(std::fs::read(file).ok()?).iter().map(|byte| format!("{byte:02x}")).collect())
+    Some(format!("{:x}", Sha256::digest(std::fs::read(file).ok()?)))
 }

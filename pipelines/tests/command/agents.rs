@@ -6,7 +6,6 @@ use std::fs;
 use std::path::Path;
 
 use rollflow::data::Status;
-use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::rollout::Fate;
 use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint;
@@ -14,7 +13,7 @@ use serde_json::Value;
 
 use crate::crashes::{run_killed_and_seen, same_bytes};
 use crate::model_serving::Server;
-use crate::running::{GRPO, json_lines, plain_run_args, read, rollflow, run_args};
+use crate::running::{GRPO, json_lines, plain_run_args, read, rollflow, rollouts, run_args};
 
 const CALCULATOR: &str = "pipelines/recipes/calculator_agent.toml";
 
@@ -47,7 +46,7 @@ fn the_environments_grade_is_the_reward_and_every_turn_can_be_read() {
         "flow.max_staleness=0",
     ];
     rollflow(&plain_run_args(CALCULATOR, &out, &sets)).ok();
-    let rollouts: Vec<_> = read_lines::<Rollout>(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(&out);
     assert_eq!(rollouts.len(), 8);
     for row in json_lines(&out.join("rollouts.jsonl")) {
         let metadata = &row["metadata"];
@@ -125,7 +124,7 @@ fn conversations_of_an_asynchronous_run_that_was_killed_go_on_from_their_turn() 
     let mut begun = Begun::new();
     assert!(run_killed_and_seen(&run, &sets, (12, 7), || begun.extend(conversing(&run))) >= 8);
 
-    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(&run);
     let places: BTreeMap<(u64, u32), usize> = rollouts.iter().enumerate().map(|(at, row)| ((row.group, row.index), at)).collect();
     assert_eq!((rollouts.len(), places.len()), (100 * 4 * 4, 100 * 4 * 4), "none is trained twice");
     assert!(places.keys().map(|(group, _)| *group).eq((0..400).flat_map(|group| [group; 4])), "none is left out");

@@ -6,11 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint;
 
-use crate::running::{GRPO, Running, finished, read, rollflow, rows, run_args};
+use crate::running::{GRPO, Running, finished, read, rollflow, rollouts, rows, run_args};
 
 /// A rule that skips, repeats, retires and forgets within some dozens of steps.
 const CURRICULUM: &str = "curriculum={replay=0.2, retire_after=1, forget_after=20}";
@@ -163,7 +162,7 @@ fn an_asynchronous_run_that_was_killed_dozens_of_times_loses_no_prompt_and_train
 
 /// Laws D2 and D4: a run of so many steps of 4 groups of 4 trained every sample once, and its ledger balances.
 pub fn nothing_lost(run: &Path, steps: u64) {
-    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(run);
     let samples: BTreeSet<(u64, u32)> = rollouts.iter().map(|rollout| (rollout.group, rollout.index)).collect();
     assert_eq!((rollouts.len() as u64, samples.len() as u64), (steps * 4 * 4, steps * 4 * 4), "none twice");
     assert!(samples.iter().map(|(group, _)| *group).eq((0..steps * 4).flat_map(|group| [group; 4])), "none left out");

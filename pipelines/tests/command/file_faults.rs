@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::crashes::resume;
 use crate::fork_server::compile;
 use crate::running::{Ended, GRPO, SFT, TINY, TINY_MODEL, plain_run_args, read, rollflow, rollflow_with, run_args, with_sets};
-use crate::support::tfevents::read_events;
+use crate::support::tfevents::{Event, read_events};
 
 /// Points of each kind that a test tries.
 const POINTS: usize = 3;
@@ -166,9 +166,11 @@ impl Left {
                 "report.html" => Vec::new(),
                 // Times of the last process, if it had something left to do.
                 "profile.json" => continue,
-                // Each process begins a file, named by its time and its number; events carry the times of theirs.
+                // Each process begins a file, named by its time and its number, and says there at which step; events
+                // carry the times of theirs.
                 name if name.starts_with("events.out.tfevents.") => {
-                    let read = read_events(&content).unwrap().into_iter().filter(|event| event.file_version.is_none());
+                    let of_step = |event: &Event| event.file_version.is_none() && event.session.is_none();
+                    let read = read_events(&content).unwrap().into_iter().filter(of_step);
                     events.extend(read.map(|event| (event.step, format!("{:?}", event.scalars))));
                     continue;
                 }

@@ -5,14 +5,14 @@ use std::path::Path;
 
 use rollflow::data::arithmetic;
 use rollflow::engine::SamplingParams;
-use rollflow::observe::logs::{Rollout, read_lines};
+use rollflow::observe::logs::Rollout;
 use rollflow::prelude::*;
 use rollflow::rollout::complete;
 use serde_json::{Value, json};
 
 use crate::agents::GAME;
 use crate::crashes::refuses_fewer_steps;
-use crate::running::{Ended, GRPO, TINY_MODEL, finished, json_lines, plain_run_args, rollflow, rows, run_args};
+use crate::running::{Ended, GRPO, TINY_MODEL, finished, json_lines, plain_run_args, rollflow, rollouts, rows, run_args};
 
 pub const OFFLINE: &str = "pipelines/recipes/grpo_offline.toml";
 
@@ -104,7 +104,7 @@ fn rollouts_of_several_turns_are_learned_from_where_the_model_spoke() {
     let (online, offline) = (folder.path().join("online"), folder.path().join("offline"));
     let sets = [&GAME[..], &["observe.rollouts_every=1"]].concat();
     assert_eq!(rollflow(&run_args(GRPO, &online, &sets)).code, Some(0));
-    let recorded: Vec<_> = read_lines::<Rollout>(online.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let recorded = rollouts(&online);
     let turns = |row: &Rollout| row.metadata["turns"].as_u64().unwrap();
     assert!(recorded.iter().any(|row| turns(row) > 1), "some have several turns");
     let sets = [
@@ -122,7 +122,7 @@ fn rollouts_of_several_turns_are_learned_from_where_the_model_spoke() {
     let row = &rows(&offline)[0];
     assert!(row["log_prob_gap_mean_nats"].as_f64().unwrap() < 0.1, "{row}");
     let sampled: usize = recorded.iter().map(|row| row.versions.generated()).sum();
-    let learned: Vec<_> = read_lines::<Rollout>(offline.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let learned = rollouts(&offline);
     assert_eq!(learned.iter().map(|row| row.versions.generated()).sum::<usize>(), sampled);
     let told = |rows: &[Rollout]| {
         let mut all: Vec<_> = rows.iter().map(|row| (row.tokens.clone(), turns(row), row.index, row.part)).collect();

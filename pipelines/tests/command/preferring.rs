@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use rollflow::algo::PairLoss;
 use serde_json::{Value, json};
 
 use crate::running::{Ended, TINY_MODEL, json_lines, plain_run_args, rollflow, rows, with_sets};
@@ -68,24 +69,7 @@ fn pairs_are_read_in_all_formats_and_every_loss_of_pairs_trains_on_them() {
     let data = folder.path().join("pairs.jsonl");
     fs::write(&data, records.map(|record| format!("{record}\n")).concat()).unwrap();
     let task = format!("task={{data={:?}}}", data.to_str().unwrap());
-    let losses = [
-        "sigmoid",
-        "hinge",
-        "ipo",
-        "exo_pair",
-        "nca_pair",
-        "robust",
-        "bco_pair",
-        "sppo_hard",
-        "aot",
-        "aot_unpaired",
-        "apo_zero",
-        "apo_down",
-        "discopop",
-        "sft",
-        "sigmoid_norm",
-    ];
-    for pair_loss in losses {
+    for pair_loss in PairLoss::ALL.iter().map(|loss| loss.word()) {
         let out = folder.path().join(pair_loss);
         let loss = format!("train.loss={{kind=\"dpo\",pair_loss=\"{pair_loss}\",label_smoothing=0.1}}");
         let eval = format!("eval={{every=1,task={{data={:?}}}}}", data.to_str().unwrap());

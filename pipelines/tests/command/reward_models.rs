@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 
 use rollflow::data::PromptText;
 use rollflow::observe::Metric;
-use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::prelude::*;
 use rollflow::stages::reward::Scorer;
 use rollflow::train::ScoreModel;
 use serde_json::Value;
 
 use crate::crashes::{self, refuses_fewer_steps};
-use crate::running::{Ended, GRPO, finished, plain_run_args, read, rollflow, rows, run_args, with_sets};
+use crate::running::{Ended, GRPO, finished, plain_run_args, read, rollflow, rollouts, rows, run_args, with_sets};
 
 const REWARD_MODEL: &str = "pipelines/recipes/reward_model.toml";
 const SMALL: [&str; 4] = ["model.hidden=64", "model.layers=2", "model.intermediate=128", "reward_model.batch=48"];
@@ -37,7 +36,7 @@ fn scorer(folder: &Path) -> Scorer {
 
 /// Whether every answer earned what `reward` makes of its score and of whether it had ended.
 fn assert_earned(run: &Path, scorer: &Scorer, reward: impl Fn(f64, bool) -> f64) {
-    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(run);
     let mut seen: HashMap<(u64, PromptText, String, bool), f64> = HashMap::new();
     for rollout in &rollouts {
         let ended = rollout.status == Status::Completed;

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use rollflow::observe::logs::{Rollout, read_lines};
 use rustix::fs::{OFlags, fcntl_setfl};
 use serde_json::Value;
 
@@ -266,6 +267,11 @@ pub fn read(path: &Path) -> String {
 /// The rows of a run's `metrics.jsonl`. Empty if there is no such file yet.
 pub fn rows(run: &Path) -> Vec<Value> {
     json_lines(&run.join("metrics.jsonl"))
+}
+
+/// The rows of a run's `rollouts.jsonl`.
+pub fn rollouts(run: &Path) -> Vec<Rollout> {
+    read_lines(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect()
 }
 
 /// The values of a JSON-lines file. Empty if there is no such file yet.

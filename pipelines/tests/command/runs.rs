@@ -5,12 +5,12 @@ use std::path::Path;
 
 use rollflow::data::Status;
 use rollflow::observe::Metric;
-use rollflow::observe::logs::{Rollout, read_lines};
+use rollflow::observe::logs::Rollout;
 use rollflow::prelude::*;
 use rollflow::train::checkpoint;
 use serde_json::Value;
 
-use crate::running::{GRPO, Running, SFT, TINY_MODEL, plain_run_args, read, rollflow, rows, run_args};
+use crate::running::{GRPO, Running, SFT, TINY_MODEL, plain_run_args, read, rollflow, rollouts, rows, run_args};
 
 fn checkpoints(run: &Path) -> Vec<u64> {
     checkpoint::list(&run.join("checkpoints")).unwrap().into_iter().map(|(step, _)| step).collect()
@@ -38,7 +38,7 @@ fn a_run_leaves_its_recipe_metrics_rollouts_page_and_checkpoints() {
     {
         assert!(rows.iter().all(|row| row[metric.key()].is_number()), "{} is in every row", metric.key());
     }
-    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(&run);
     assert_eq!(rollouts.len(), 3 * 4 * 4, "steps 1, 2 and 4, of 4 groups of 4");
     assert!(rollouts.iter().all(|rollout| rollout.reward.is_some() && rollout.metadata.contains_key("answer")));
 
@@ -376,7 +376,7 @@ fn truncated_completions_are_not_trained_if_the_recipe_says_so_and_a_group_of_th
     let run = folder.path().join("run");
     let sets = ["train.mask_truncated=true", "generate.max_new_tokens=2", "observe.rollouts_every=1"];
     rollflow(&run_args(GRPO, &run, &sets)).ok();
-    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(&run);
     let trains = |rollout: &Rollout| rollout.loss_mask.as_ref().is_none_or(|mask| mask.iter().any(|weight| *weight > 0.0));
     assert!(rollouts.iter().all(|rollout| trains(rollout) == (rollout.status == Status::Completed)));
     let (complete, truncated): (Vec<_>, Vec<_>) = rollouts.iter().partition(|rollout| trains(rollout));
@@ -393,7 +393,7 @@ fn parts_of_a_reward_are_logged_apart() {
         let of = |key: &str| row[key].as_f64().unwrap();
         assert!((of("reward_mean") - of("reward_part_right") - 0.5 * of("reward_part_brief")).abs() < 1e-9, "{row}");
     }
-    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(&run);
     assert!(rollouts.iter().all(|rollout| {
         let expected = rollout.reward_parts["right"] + 0.5 * rollout.reward_parts["brief"];
         rollout.reward == Some(expected)
@@ -408,7 +408,7 @@ fn a_constant_baseline_is_what_rewards_are_compared_with() {
     let advantage = ["train.advantage.kind=constant", "train.advantage.baseline=0.25"];
     let sets = [&advantage[..], &["generate.group_size=1", "observe.rollouts_every=1"]].concat();
     rollflow(&run_args(GRPO, &run, &sets)).ok();
-    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(&run);
     assert_eq!(rollouts.len(), 3 * 4, "three steps of four lone samples");
     assert!(rollouts.iter().all(|rollout| rollout.advantage == rollout.reward.map(|reward| reward - 0.25)), "R014");
     assert!(rows(&run).iter().all(|row| row["grad_norm"].as_f64().unwrap() > 0.0), "a lone sample teaches something");
@@ -420,7 +420,7 @@ fn rewards_are_compared_as_the_recipe_says() {
     let run = folder.path().join("run");
     let sets = ["train.advantage.kind=leave_one_out", "filter=[]", "train.steps=1", "observe.rollouts_every=1"];
     rollflow(&run_args(GRPO, &run, &sets)).ok();
-    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(&run);
     assert!(rollouts.iter().any(|rollout| rollout.advantage != Some(0.0)), "some earn more than others");
     for rollout in &rollouts {
         let group: Vec<f64> =

@@ -9,19 +9,18 @@ use std::process::{Child, Command, Stdio};
 
 use rollflow::model::load_hf;
 use rollflow::observe::Metric;
-use rollflow::observe::logs::{Rollout, read_lines};
+use rollflow::observe::logs::Rollout;
 use serde_json::{Value, json};
 
 use crate::asking::tiny_run;
 use crate::crashes::{lines, nothing_lost};
 use crate::model_serving::{Server, checkpoint, farthest, run_of};
-use crate::running::{GRPO, Running, rollflow, run_args, with_sets};
+use crate::running::{GRPO, Running, rollflow, rollouts, run_args, with_sets};
 
 /// Tokens of each sample, and the versions that sampled them.
 fn sampled(run: &Path) -> BTreeMap<(u64, u64, u32), (Vec<u32>, String)> {
-    let rollouts = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap);
     let of = |row: Rollout| ((row.step, row.group, row.index), (row.tokens, format!("{:?}", row.versions)));
-    rollouts.map(of).collect()
+    rollouts(run).into_iter().map(of).collect()
 }
 
 fn flat(folder: &Path) -> Vec<f32> {

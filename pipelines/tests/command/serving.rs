@@ -4,9 +4,9 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use rollflow::observe::logs::{DEAD_LETTERS, Rollout, read_lines};
+use rollflow::observe::logs::{DEAD_LETTERS, Rollout};
 
-use crate::running::{Ended, GRPO, read, rollflow, rollflow_with, rows, run_args};
+use crate::running::{Ended, GRPO, read, rollflow, rollflow_with, rollouts, rows, run_args};
 
 /// As a language model behind a chat completions URL grades: in words, for whoever has the key.
 const GRADER: &str = r##"
@@ -93,7 +93,7 @@ fn the_server_of_the_documentation_scores_a_run() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("run");
     run(&out, &format!("reward={{kind=\"http\",url={:?},concurrency=3}}", server.url)).ok();
-    let rollouts: Vec<_> = read_lines::<Rollout>(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(&out);
     assert_eq!(rollouts.len(), 3 * 4 * 4, "three steps of four groups of four");
     for rollout in &rollouts {
         let right = Some(rollout.response.trim()) == rollout.metadata["answer"].as_str();
@@ -153,7 +153,7 @@ fn r190_a_judge_grades_what_it_has_not_graded_before_and_its_key_is_written_nowh
         out
     };
     let out = graded("first", "a-secret");
-    let rollouts: Vec<_> = read_lines::<Rollout>(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(&out);
     assert_eq!(rollouts.len(), 3 * 4 * 4);
     for rollout in &rollouts {
         let right = Some(rollout.response.trim()) == rollout.metadata["answer"].as_str();
@@ -202,7 +202,7 @@ fn r190_a_judge_that_sees_all_answers_of_a_group_compares_them_in_one_question()
     );
     run(&out, &reward).ok();
     assert!(!out.join(DEAD_LETTERS).exists());
-    let rollouts: Vec<_> = read_lines::<Rollout>(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts = rollouts(&out);
     assert_eq!(rollouts.len(), 3 * 4 * 4);
     for group in rollouts.chunk_by(|one, next| one.group == next.group) {
         let length = |rollout: &Rollout| rollout.response.chars().count();

@@ -81,6 +81,12 @@ impl<T> Mixed<T> {
         self.state.len
     }
 
+    /// Shuffles epoch 0, too.
+    pub fn shuffled(self) -> Self {
+        let mixture = self.mixture.with_order(self.state.seed, true);
+        Mixed { mixture, state: BufferState { shuffled: true, ..self.state }, ..self }
+    }
+
     /// The position before `next`, to be continued by [`Mixed::resume`].
     pub fn state(&self, next: u64) -> BufferState {
         BufferState { next, ..self.state.clone() }

@@ -34,7 +34,7 @@ pub fn draw(logits: &Tensor, rows: &[Row]) -> Choices {
     let logits = &logits.to_kind(Kind::Float);
     if fused::gpu::takes_logits(logits) {
         let logits = &adjust_on_device(logits, rows);
-        return choices(&by_kernel(logits, &upload_settings(&settings(rows), logits.device())));
+        return choices(&fused::gpu::draw(logits, &upload_settings(&settings(rows), logits.device())));
     }
     let large = logits.size()[1] > LARGE_VOCABULARY;
     let by_tensor = |row: &Row| large && row.params.keeps_all() && row.adjusted.is_empty();
@@ -101,11 +101,6 @@ pub(super) fn settings(rows: &[Row]) -> Vec<f64> {
 /// Settings on the device, `[rows, 5]`.
 pub(super) fn upload_settings(settings: &[f64], device: tch::Device) -> Tensor {
     upload(settings, device).view([-1, 5])
-}
-
-/// Tokens and log-probabilities by our kernel, from [`settings`] on the device.
-pub(super) fn by_kernel(logits: &Tensor, settings: &Tensor) -> Tensor {
-    fused::gpu::draw(logits, settings)
 }
 
 fn draw_by_tensor(logits: &Tensor, rows: &[Row]) -> Choices {

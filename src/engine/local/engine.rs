@@ -46,7 +46,7 @@ pub struct LocalEngine {
     /// that was admitted in part.
     pub(super) cache: KvCache,
     /// Recorded decoding steps.
-    pub(super) graphs: StepGraphs<ServedWeights>,
+    pub(super) graphs: StepGraphs,
     /// Logits after the prompt on the shelf, which is the prompt of the first waiting samples.
     pub(super) shelf: Option<Tensor>,
     /// A step at work whose tokens are not taken yet.

@@ -10,9 +10,10 @@ use std::rc::{Rc, Weak};
 use tch::{Device, Kind, Tensor};
 
 use super::draw;
+use super::sequence::ServedWeights;
 use crate::model::graph::{Graph, GraphPool};
 use crate::model::stream::give_back_memory;
-use crate::model::{Decoder, KvCache, Views, gpu_memory, logits_chunk, upload};
+use crate::model::{Decoder, KvCache, Views, fused, gpu_memory, logits_chunk, upload};
 
 /// Steps of the same slots before they are recorded: what libtorch prepares for their shapes is not part of
 /// a recording.
@@ -21,27 +22,20 @@ const EAGER_STEPS: usize = 1;
 /// Places of weights whose steps are kept: the trainer publishes into about as many, in turn.
 const PLACES: usize = 4;
 
-/// Weights of an engine.
-pub(super) trait Placed {
-    /// Where they lie, if that tells apart what a step reads: weights at the same place differ by their
-    /// numbers only.
-    fn place(&self) -> Option<usize>;
-}
-
-/// Recorded steps under weights `W`.
-pub(super) struct StepGraphs<W> {
+/// Recorded steps.
+pub(super) struct StepGraphs {
     /// `None` where graphs are not used.
     pool: Option<GraphPool>,
     device: Device,
     /// Pages of the cache, and of a slot.
     pages: [usize; 2],
     /// The newest weights last.
-    all: Vec<OfWeights<W>>,
+    all: Vec<OfWeights>,
 }
 
 /// Steps of one place.
-struct OfWeights<W> {
-    weights: Weak<W>,
+struct OfWeights {
+    weights: Weak<ServedWeights>,
     place: Option<usize>,
     steps: Vec<Recorded>,
 }
@@ -108,7 +102,7 @@ fn rounded(sequences: usize, most: usize) -> usize {
     sequences.next_multiple_of(step).min(most)
 }
 
-impl<W: Placed> StepGraphs<W> {
+impl StepGraphs {
     pub fn new(device: Device) -> Self {
         StepGraphs { pool: GraphPool::new(device), device, pages: [0; 2], all: Vec::new() }
     }
@@ -124,7 +118,7 @@ impl<W: Placed> StepGraphs<W> {
     pub fn step(
         &mut self,
         decoder: &Decoder,
-        (weights, views): (&Rc<W>, &Views),
+        (weights, views): (&Rc<ServedWeights>, &Views),
         (mut input, before): (StepInput, Option<&Tensor>),
         (cache, most): (&mut KvCache, usize),
     ) -> Option<Tensor> {
@@ -152,7 +146,7 @@ impl<W: Placed> StepGraphs<W> {
         if recorded.graph.is_none() {
             let (numbers, settings) = (numbers.copy(), settings.copy());
             let mut record = || {
-                let work = || draw::by_kernel(&decoder.decode_recorded(views, slots, &numbers, cache), &settings);
+                let work = || fused::gpu::draw(&decoder.decode_recorded(views, slots, &numbers, cache), &settings);
                 Graph::record(pool, work)
             };
             if is_nearly_full(self.device) {
@@ -192,9 +186,9 @@ impl<W: Placed> StepGraphs<W> {
 }
 
 /// The steps of these weights, which become the newest.
-fn of_weights<'a, W: Placed>(all: &'a mut Vec<OfWeights<W>>, weights: &Rc<W>) -> &'a mut Vec<Recorded> {
-    let place = weights.place();
-    let is_of = |of: &OfWeights<W>| match place {
+fn of_weights<'a>(all: &'a mut Vec<OfWeights>, weights: &Rc<ServedWeights>) -> &'a mut Vec<Recorded> {
+    let place = weights.place;
+    let is_of = |of: &OfWeights| match place {
         Some(_) => of.place == place,
         None => of.weights.ptr_eq(&Rc::downgrade(weights)),
     };

@@ -5,7 +5,6 @@ use std::rc::Rc;
 
 use super::drafts::Drafter;
 use super::draw::Row;
-use super::graphs::Placed;
 use crate::data::{Tokenizer, Version};
 use crate::engine::penalties::adjusted;
 use crate::engine::sampling::uniform;
@@ -47,8 +46,8 @@ pub(super) struct ServedWeights {
     pub views: Views,
     /// Base, if there is an adapter.
     pub base: Option<Rc<Base>>,
-    /// Where plain weights lie.
-    place: Option<usize>,
+    /// Where plain weights lie: those at the same place differ by their numbers only. `None` for others.
+    pub place: Option<usize>,
 }
 
 impl ServedWeights {
@@ -57,12 +56,6 @@ impl ServedWeights {
         let is_plain = weights.adapter.is_none() && !weights.is_quantised();
         let place = is_plain.then(|| weights.flat.data_ptr() as usize);
         ServedWeights { id, version: Cell::new(version), views: decoder.views_of(weights), base, place }
-    }
-}
-
-impl Placed for ServedWeights {
-    fn place(&self) -> Option<usize> {
-        self.place
     }
 }
 

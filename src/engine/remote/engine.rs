@@ -174,21 +174,18 @@ pub trait InferenceEngine: Send + Sync + 'static {
     }
 
     /// Checks within `limit` that the engine accepts work.
-    async fn healthy(&self, limit: Duration) -> Result<(), RemoteError> {
-        let _ = limit;
+    async fn healthy(&self, _limit: Duration) -> Result<(), RemoteError> {
         Ok(())
     }
 
     /// Returns the log-probability of each token but the first, under the engine's own weights or
     /// this adapter. A weight sync verifies weights with it.
-    async fn score(&self, tokens: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
-        let _ = (tokens, adapter);
+    async fn score(&self, _tokens: &[u32], _adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
         Err(RemoteError::new(self.name(), Fault::Unsupported("scoring given tokens")))
     }
 
     /// The same, and the likeliest tokens in their places, from position 1 on.
-    async fn score_top(&self, tokens: &[u32], top: TopK) -> Result<(Vec<f32>, TopTokens), RemoteError> {
-        let _ = (tokens, top);
+    async fn score_top(&self, _tokens: &[u32], _top: TopK) -> Result<(Vec<f32>, TopTokens), RemoteError> {
         Err(RemoteError::new(self.name(), Fault::Unsupported("the likeliest tokens in the places of given ones")))
     }
 
@@ -248,8 +245,7 @@ pub trait WeightControl: Send + Sync {
 
     /// Reads a folder ahead of [`WeightControl::load`] with the same arguments, while the engine
     /// generates. Does nothing on engines that cannot.
-    async fn prepare(&self, folder: &Path, label: &str) -> Result<(), RemoteError> {
-        let _nothing = (folder, label);
+    async fn prepare(&self, _folder: &Path, _label: &str) -> Result<(), RemoteError> {
         Ok(())
     }
 
@@ -258,27 +254,23 @@ pub trait WeightControl: Send + Sync {
 
     /// Takes tensors out of the trainer's memory ahead of [`WeightControl::load_tensors`], while the engine generates.
     /// Does nothing on engines that cannot.
-    async fn prepare_tensors(&self, tensors: &Arc<dyn TensorSource>) -> Result<(), RemoteError> {
-        let _nothing = tensors;
+    async fn prepare_tensors(&self, _tensors: &Arc<dyn TensorSource>) -> Result<(), RemoteError> {
         Ok(())
     }
 
     /// Takes tensors out of the trainer's memory in the way of `carry`.
-    async fn load_tensors(&self, tensors: &Arc<dyn TensorSource>, carry: Carry) -> Result<(), RemoteError> {
-        let _nothing = (tensors, carry);
+    async fn load_tensors(&self, _tensors: &Arc<dyn TensorSource>, _carry: Carry) -> Result<(), RemoteError> {
         let what = "taking tensors from the trainer's memory; set engine.carry = \"folder\"";
         Err(RemoteError::new("this engine", Fault::Unsupported(what)))
     }
 
     /// Loads a PEFT folder as an adapter of this name, replacing one that has it.
-    async fn load_adapter(&self, name: &str, folder: &Path) -> Result<(), RemoteError> {
-        let _nothing = (name, folder);
+    async fn load_adapter(&self, _name: &str, _folder: &Path) -> Result<(), RemoteError> {
         Err(RemoteError::new("this engine", Fault::Unsupported("loading adapters")))
     }
 
     /// Unloads an adapter.
-    async fn unload_adapter(&self, name: &str) -> Result<(), RemoteError> {
-        let _nothing = name;
+    async fn unload_adapter(&self, _name: &str) -> Result<(), RemoteError> {
         Ok(())
     }
 
@@ -308,8 +300,7 @@ pub trait WeightControl: Send + Sync {
     }
 
     /// Takes memory again for `part` of what sleep freed; idempotent.
-    async fn wake(&self, part: EngineMemory) -> Result<(), RemoteError> {
-        let _nothing = part;
+    async fn wake(&self, _part: EngineMemory) -> Result<(), RemoteError> {
         Ok(())
     }
 

@@ -43,7 +43,7 @@ pub(super) async fn send(server: &Server, folder: &Path) -> Result<PathBuf, Remo
                 break;
             }
         }
-        sums.insert(name, sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+        sums.insert(name, format!("{:x}", sum.finalize()));
     }
     let path = format!("/uploads/{id}");
     let ended = server.post_success(&path, &json!({ "files": sums })).await?;

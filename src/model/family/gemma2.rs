@@ -27,10 +27,9 @@ pub(super) const DEFINITION: Definition = Definition {
 /// With the factor of query-key products and the caps of scores and logits; `caps` are those of
 /// configurations without the keys.
 pub(super) fn capped(keys: &Keys, config: ModelConfig, caps: [Option<f64>; 2]) -> Result<ModelConfig, ModelError> {
-    let positive = |key: &str, absent: Option<f64>| match keys.optional::<f64>(key, "a number or null")? {
-        None if !keys.map.contains_key(key) => Ok(absent),
-        Some(number) if !(number > 0.0 && number.is_finite()) => Err(keys.bad(key, "a finite number > 0")),
-        number => Ok(number),
+    let positive = |key: &str, absent: Option<f64>| match keys.map.contains_key(key) {
+        true => keys.positive(key, "a finite number > 0"),
+        false => Ok(absent),
     };
     let scalar = positive("query_pre_attn_scalar", Some(256.0))?.unwrap_or(256.0);
     Ok(ModelConfig {

@@ -22,10 +22,7 @@ pub(super) const DEFINITION: Definition = Definition {
     qk_norm: QkNorm::Heads,
     read: |keys, config| {
         let window = windows::sliding_window(keys, mistral::WINDOW)?;
-        let pattern = match keys.optional("sliding_window_pattern", "a positive integer")? {
-            Some(0) => return Err(keys.bad("sliding_window_pattern", "a positive integer")),
-            pattern => pattern.unwrap_or(6),
-        };
+        let pattern = keys.positive("sliding_window_pattern", "a positive integer")?.unwrap_or(6);
         let windows = windows::by_layer(keys, config.layers(), window, |layer| (layer + 1) % pattern != 0)?;
         let base = keys.optional("rope_local_base_freq", "a number")?.unwrap_or(WINDOWED);
         let window_rope = windows::window_rope(keys, base, config.max_positions)?;

@@ -16,11 +16,9 @@ pub(super) const DEFINITION: Definition = Definition {
     read: |keys, config| {
         let window = windows::sliding_window(keys, Some(128))?;
         let windows = windows::by_layer(keys, config.layers(), window, |layer| layer % 2 == 0)?;
-        let positive = |key: &str, absent: f64| match keys.optional::<f64>(key, "a number")?.unwrap_or(absent) {
-            number if number > 0.0 && number.is_finite() => Ok(number),
-            _ => Err(keys.bad(key, "a finite number > 0")),
-        };
-        let layer = ExpertLayer::Bounded { alpha: positive("swiglu_alpha", 1.702)?, limit: positive("swiglu_limit", 7.0)? };
+        let positive = |key: &str| keys.positive::<f64>(key, "a finite number > 0");
+        let (alpha, limit) = (positive("swiglu_alpha")?.unwrap_or(1.702), positive("swiglu_limit")?.unwrap_or(7.0));
+        let layer = ExpertLayer::Bounded { alpha, limit };
         // The weights of the chosen experts are a softmax of their logits alone.
         let experts = Experts { normalized: true, layer, ..experts(keys, "num_local_experts", config.intermediate_size)? };
         let bias = keys.flag("attention_bias")?.unwrap_or(true);

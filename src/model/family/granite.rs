@@ -7,10 +7,7 @@ pub(super) const DEFINITION: Definition = Definition {
     model_type: "granite",
     class: "Granite",
     read: |keys, config| {
-        let factor = |key: &str| match keys.optional::<f64>(key, "a number")?.unwrap_or(1.0) {
-            factor if factor > 0.0 && factor.is_finite() => Ok(factor),
-            _ => Err(keys.bad(key, "a finite number > 0")),
-        };
+        let factor = |key: &str| keys.positive::<f64>(key, "a finite number > 0").map(|factor| factor.unwrap_or(1.0));
         Ok(ModelConfig {
             embedding_multiplier: factor("embedding_multiplier")?,
             residual_multiplier: factor("residual_multiplier")?,

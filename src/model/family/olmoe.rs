@@ -13,10 +13,7 @@ pub(super) const DEFINITION: Definition = Definition {
     qk_norm: QkNorm::Tokens,
     read: |keys, config| {
         let experts = Some(qwen3_moe::experts(keys, "num_experts", config.intermediate_size)?);
-        let qkv_bound = keys.optional::<f64>("clip_qkv", "a number or null")?;
-        if qkv_bound.is_some_and(|bound| !(bound > 0.0 && bound.is_finite())) {
-            return Err(keys.bad("clip_qkv", "a finite number > 0, or null"));
-        }
+        let qkv_bound = keys.positive("clip_qkv", "a finite number > 0, or null")?;
         Ok(ModelConfig { experts, qkv_bound, mlp_bias: false, ..config })
     },
     write: |config, keys| {

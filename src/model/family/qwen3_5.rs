@@ -52,10 +52,8 @@ fn delta(keys: &Keys, layers: usize) -> Result<GatedDelta, ModelError> {
 /// Layers of `layer_types` that are delta nets, or all but every `full_attention_interval`-th.
 fn linear_layers(keys: &Keys, layers: usize) -> Result<Vec<usize>, ModelError> {
     let Some(types) = keys.optional::<Vec<String>>("layer_types", "a list of strings")? else {
-        return match keys.optional("full_attention_interval", "a positive integer")?.unwrap_or(4) {
-            0 => Err(keys.bad("full_attention_interval", "a positive integer")),
-            interval => Ok((0..layers).filter(|layer| (layer + 1) % interval != 0).collect()),
-        };
+        let interval = keys.positive("full_attention_interval", "a positive integer")?.unwrap_or(4);
+        return Ok((0..layers).filter(|layer| (layer + 1) % interval != 0).collect());
     };
     if types.len() != layers {
         return Err(keys.bad("layer_types", "one entry for each of num_hidden_layers"));

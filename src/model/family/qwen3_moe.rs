@@ -59,8 +59,6 @@ pub(super) fn write_experts(of: &Experts, keys: &mut Map<String, Value>) {
 /// Layers without experts: those of `mlp_only_layers`, and all but every `decoder_sparse_step`-th.
 fn dense_layers(keys: &Keys, layers: usize) -> Result<Vec<usize>, ModelError> {
     let listed = keys.optional::<Vec<usize>>("mlp_only_layers", "a list of layers")?.unwrap_or_default();
-    match keys.optional("decoder_sparse_step", "a positive integer")?.unwrap_or(1) {
-        0 => Err(keys.bad("decoder_sparse_step", "a positive integer")),
-        step => Ok((0..layers).filter(|layer| listed.contains(layer) || (layer + 1) % step != 0).collect()),
-    }
+    let step = keys.positive("decoder_sparse_step", "a positive integer")?.unwrap_or(1);
+    Ok((0..layers).filter(|layer| listed.contains(layer) || (layer + 1) % step != 0).collect())
 }

@@ -29,10 +29,8 @@ pub(super) const DEFINITION: Definition = Definition {
 /// Layers without rotary embeddings: zeros of `no_rope_layers`, or one per `no_rope_layer_interval`.
 fn unrotated(keys: &Keys, layers: usize) -> Result<Vec<usize>, ModelError> {
     let Some(list) = keys.optional::<Vec<u8>>("no_rope_layers", "a list of zeros and ones")? else {
-        return match keys.optional("no_rope_layer_interval", "a positive integer")?.unwrap_or(4) {
-            0 => Err(keys.bad("no_rope_layer_interval", "a positive integer")),
-            interval => Ok((0..layers).filter(|layer| (layer + 1) % interval == 0).collect()),
-        };
+        let interval = keys.positive("no_rope_layer_interval", "a positive integer")?.unwrap_or(4);
+        return Ok((0..layers).filter(|layer| (layer + 1) % interval == 0).collect());
     };
     if list.len() < layers {
         return Err(keys.bad("no_rope_layers", "an entry for each of num_hidden_layers"));

@@ -8,8 +8,7 @@ use crate::model::{ModelConfig, ModelError, RopeScaling};
 
 /// `sliding_window`, or `absent` if the configuration lacks the key.
 pub(super) fn sliding_window(keys: &Keys, absent: Option<usize>) -> Result<Option<usize>, ModelError> {
-    match keys.optional::<usize>("sliding_window", "a positive integer or null")? {
-        Some(0) => Err(keys.bad("sliding_window", "a positive integer or null")),
+    match keys.positive("sliding_window", "a positive integer or null")? {
         None if !keys.map.contains_key("sliding_window") => Ok(absent),
         window => Ok(window),
     }

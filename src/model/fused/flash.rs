@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
 use super::{call, raw};
-use crate::model::cuda;
+use crate::model::{cuda, upload};
 
 unsafe extern "C" {
     #[allow(clippy::too_many_arguments)]
@@ -31,6 +31,18 @@ pub struct Runs {
     pub ends: Tensor,
     /// Length of the longest.
     pub longest: i64,
+}
+
+impl Runs {
+    /// Sequences of these lengths.
+    pub fn of(lens: impl Iterator<Item = usize>, device: Device) -> Self {
+        let (mut ends, mut longest) = (vec![0i32], 0);
+        for len in lens {
+            ends.push(ends[ends.len() - 1] + len as i32);
+            longest = longest.max(len as i64);
+        }
+        Runs { ends: upload(&ends, device), longest }
+    }
 }
 
 /// Returns true if [`flash`] takes heads of this width and type: 16 bits, on an NVIDIA GPU from the

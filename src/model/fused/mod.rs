@@ -37,7 +37,8 @@ pub fn applies(x: &Tensor) -> bool {
     x.device() == Device::Cpu && x.kind() == Kind::Float && x.is_contiguous()
 }
 
-fn raw(tensor: &Tensor) -> *mut C_tensor {
+/// The tensor as an argument of a C function.
+pub fn raw(tensor: &Tensor) -> *mut C_tensor {
     tensor.as_ptr().cast_mut()
 }
 

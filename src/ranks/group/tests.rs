@@ -7,6 +7,11 @@ use crate::ranks::device;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
+/// A group that the rank of this `place` is to join.
+fn joining(store: &Store, place: [usize; 2], deadline: Duration, devices: Option<DeviceGroups>) -> Joining<'_> {
+    Joining { store, name: "group", address: "127.0.0.1", place, deadline, devices, alone: false }
+}
+
 /// Runs `work` on each of `size` ranks, in threads of this process, and returns their results.
 fn ranks<T: Send>(size: usize, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
     ranks_on(None, size, work)
@@ -17,7 +22,7 @@ fn ranks_on<T: Send>(devices: Option<DeviceGroups>, size: usize, work: impl Fn(G
     let served = Store::open("127.0.0.1", 0, true, "test", DEADLINE).unwrap();
     let join = |rank: usize| {
         let store = Store::open("127.0.0.1", served.port(), false, "test", DEADLINE).unwrap();
-        work(Group::join(&store, "group", "127.0.0.1", [rank, size], DEADLINE, &Arc::default(), devices).unwrap())
+        work(joining(&store, [rank, size], DEADLINE, devices).join(&Arc::default()).unwrap())
     };
     let join = &join;
     std::thread::scope(|scope| {
@@ -67,7 +72,7 @@ fn a_rank_that_comes_when_a_wait_is_looked_at_fails_no_call() {
 fn a_join_ends_with_the_run_though_the_other_rank_never_comes() {
     let store = Store::open("127.0.0.1", 0, true, "test", DEADLINE).unwrap();
     let signals = Arc::new(Signals { cancelled: true.into(), ..Signals::default() });
-    let joined = Group::join(&store, "group", "127.0.0.1", [0, 2], Duration::from_secs(1), &signals, None);
+    let joined = joining(&store, [0, 2], Duration::from_secs(1), None).join(&signals);
     let error = joined.map(drop).unwrap_err();
     assert!(error.0.contains("the run is ending"), "{error}");
 }
@@ -76,7 +81,7 @@ fn a_join_ends_with_the_run_though_the_other_rank_never_comes() {
 fn a_group_that_was_given_up_is_freed_with_the_port_of_its_store() {
     let store = Store::open("127.0.0.1", 0, true, "test", DEADLINE).unwrap();
     let (port, signals) = (store.port(), Arc::<Signals>::default());
-    let group = Group::join(&store, "group", "127.0.0.1", [0, 1], DEADLINE, &signals, None).unwrap();
+    let group = joining(&store, [0, 1], DEADLINE, None).join(&signals).unwrap();
     signals.cancelled.store(true, Release);
     drop((group, store));
     let until = Instant::now() + DEADLINE;

@@ -98,8 +98,8 @@ impl Feed {
     pub(super) fn shuffled(self) -> Self {
         match self {
             Feed::Buffer(buffer) => Feed::Buffer(buffer.shuffled()),
-            // Data sets get their order when they are opened, and a function has none.
-            other => other,
+            Feed::Data { data, next } => Feed::Data { data: data.shuffled(), next },
+            Feed::Loader { .. } => self,
         }
     }
 

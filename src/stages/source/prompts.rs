@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::path::Path;
 
 use super::feed::Feed;
-use crate::data::source::Mixed;
-use crate::data::{BufferState, DataBuffer, DataError, Prompt, arithmetic, jsonl};
+use crate::data::source::{DataSpec, Mixed};
+use crate::data::{BufferState, DataBuffer, DataError, Prompt, arithmetic};
 use crate::flow::{RunContext, Source, StageError, StageSpec};
 use crate::observe::Metrics;
 use crate::rollout::{Admission, Curriculum, CurriculumRule};
@@ -49,10 +49,9 @@ impl Prompts {
     }
 
     /// Prompts of a file with a `prompt` and an `answer` on each line; other fields go to the
-    /// metadata. `seed` shuffles later epochs.
+    /// metadata. The first epoch keeps the file's order, and `seed` shuffles later ones.
     pub fn jsonl(path: impl AsRef<Path>, seed: u64) -> Result<Self, DataError> {
-        let prompts = jsonl::load_prompts(path.as_ref(), "prompt", Some("answer"), None)?;
-        Ok(Prompts::new(DataBuffer::new(prompts, seed)?))
+        Ok(Prompts::dataset(Mixed::open(&[DataSpec::new(path.as_ref())], seed, false)?))
     }
 
     /// Sums of two numbers of up to `digits` digits, `3+4=`, in an order drawn by `seed`.
@@ -60,8 +59,7 @@ impl Prompts {
         Ok(Prompts::new(DataBuffer::new(arithmetic::addition(digits).iter().map(Prompt::from), seed)?.shuffled()))
     }
 
-    /// Shuffles the first epoch of a buffer too. Prompts of data sets keep the order that the data
-    /// was opened with, and those of a function keep its own.
+    /// Shuffles the first epoch too. Prompts of a function keep its order.
     pub fn shuffled(self) -> Self {
         Prompts { feed: self.feed.shuffled(), ..self }
     }

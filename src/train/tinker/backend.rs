@@ -25,6 +25,7 @@ use super::service::TinkerService;
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::net::Tasks;
 use crate::train::commands::{Commanded, Commands, guarded};
+use crate::train::error::given_up;
 use crate::train::{
     AdamW, Algorithm, BackendState, CheckpointMetadata, ForwardBackward, NonFinitePolicy, OptimStep, SaveCheckpoint,
     SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainSequence, TrainingBackend, checkpoint, promise,
@@ -229,13 +230,9 @@ impl Trainer {
             }
         }
         if !output.loss.is_finite() || !bad.is_empty() {
-            let error = TrainError::NonFinite("the loss", bad);
-            if self.config.non_finite == NonFinitePolicy::Stop {
-                return Err(error);
-            }
-            tracing::warn!("skipping this step: {error}");
-            seen.skipped = Some(error.to_string());
-            self.skip.get_or_insert(error.to_string());
+            let reason = given_up(self.config.non_finite, "the loss", bad)?;
+            self.skip.get_or_insert_with(|| reason.clone());
+            seen.skipped = Some(reason);
         }
         Ok(seen)
     }

@@ -14,6 +14,7 @@ use rollflow_tinker::{Connection, TinkerError};
 use tokio::sync::mpsc::Sender;
 
 use super::service::TinkerService;
+use super::teacher::nonsense;
 use crate::engine::FinishReason;
 use crate::engine::remote::{
     Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl, async_trait,
@@ -88,15 +89,12 @@ impl TinkerEngine {
 
     /// Tokens of the only sample, and why it ended.
     fn read(&self, attempt: &Attempt, samples: SampleResponse) -> Result<(Vec<(u32, f32)>, FinishReason), RemoteError> {
-        let nonsense = |why: &str| {
-            let (what, why) = ("asample".to_owned(), why.to_owned());
-            RemoteError::new(self.name(), Fault::Nonsense { what, why, begins: String::new() })
-        };
-        let sequence = samples.sequences.into_iter().next().ok_or_else(|| nonsense("no sample"))?;
+        let sequence = samples.sequences.into_iter().next().ok_or_else(|| nonsense(&self.name(), "no sample"))?;
         let scores = sequence.logprobs.filter(|scores| scores.len() == sequence.tokens.len());
-        let scores = scores.ok_or_else(|| nonsense("another number of log-probabilities than tokens"))?;
+        let scores = scores.ok_or_else(|| nonsense(&self.name(), "another number of log-probabilities than tokens"))?;
         let pairs = sequence.tokens.iter().zip(scores).map(|(token, score)| Some((u32::try_from(*token).ok()?, score)));
-        let mut pairs: Vec<(u32, f32)> = pairs.collect::<Option<_>>().ok_or_else(|| nonsense("a negative token"))?;
+        let mut pairs: Vec<(u32, f32)> =
+            pairs.collect::<Option<_>>().ok_or_else(|| nonsense(&self.name(), "a negative token"))?;
         let ends = self.ends(attempt);
         let end = pairs.iter().position(|(token, _)| ends.contains(token));
         if let Some(end) = end {

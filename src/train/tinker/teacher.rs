@@ -94,7 +94,8 @@ async fn sampled(
     connection.sample("asample", &question).await.map_err(|error| fault(connection.name(), error))
 }
 
-fn nonsense(server: &str, why: &str) -> RemoteError {
+/// The error of an answer to `asample` that is not as expected.
+pub(super) fn nonsense(server: &str, why: &str) -> RemoteError {
     RemoteError::new(server, Fault::Nonsense { what: "asample".to_owned(), why: why.to_owned(), begins: String::new() })
 }
 

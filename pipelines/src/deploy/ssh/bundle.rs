@@ -61,11 +61,11 @@ impl Bundle {
             let mut file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
             let mut hash = Sha256::new();
             bytes += io::copy(&mut file, &mut hash).with_context(|| format!("reading {}", path.display()))?;
-            manifest += &format!("{}  ./{text}\n", hex(&hash.finalize()));
+            manifest += &format!("{:x}  ./{text}\n", hash.finalize());
             files.push((folder.to_owned(), PathBuf::from(name)));
         }
         ensure!(!files.is_empty(), "no file to copy");
-        let folder = format!("{kind}-{}", &hex(&Sha256::digest(&manifest))[..16]);
+        let folder = format!("{kind}-{:.16x}", Sha256::digest(&manifest));
         Ok(Bundle { folder, manifest, files, bytes })
     }
 
@@ -89,10 +89,6 @@ impl Bundle {
         );
         host.send(files, &script)
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Libraries in the text of `/proc/self/maps` that no system brings.
