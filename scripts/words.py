@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-BUDGET = 20
+BUDGET = 16
 WORDS = re.compile(
     r"\b(anew|whoever|nobody|somebody|is told|are told|is said|in the place of|manieth|mend(?:s|ed)?|beside|becomes of|so that none|"
     r"tells? (?:its|their) word|for good|every so many|of its own|as it is|goes on|go on|stands? in|behind|at once|thereby|hereby|whereof)\b",
