@@ -104,7 +104,6 @@ pub fn declare<B: TrainingBackend + 'static>(
     let filter = Filter::by(rollout::filter(&plan.filter, &timeline, &registry)?).fallback(plan.filter_fallback);
     let mut trainer = trainers::trainer(plan, timeline, &registry, backend, critic, mixture, outputs.checkpoints)?;
     if let Some(from) = from {
-        admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
     }
     for files in scorers.iter().filter_map(Reference::checkpoint_files) {

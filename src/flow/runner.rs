@@ -64,12 +64,15 @@ pub enum RunError {
     /// [`Flow::stall_timeout`](super::Flow::stall_timeout) for code outside the graph. Everything
     /// was joined.
     #[error(
-        "no stage can make progress:{}\nIf code outside the graph raises the window or publishes the weights, give it longer: Flow::stall_timeout",
-        stall::listed(waits)
+        "no stage can make progress:{}{}\nIf code outside the graph raises the window or publishes the weights, give it longer: Flow::stall_timeout",
+        stall::listed(waits),
+        failures.iter().map(|failure| format!("\nfound afterwards: {failure}")).collect::<String>()
     )]
     Stalled {
         /// Waits of the workers, in the order of declaration.
         waits: Vec<StageWait>,
+        /// What stages reported when the stall ended them, such as a group that they waited for.
+        failures: Vec<StageFailure>,
         /// Report until then.
         report: Box<Report>,
     },
@@ -201,10 +204,7 @@ pub(crate) fn run(
     };
     let report = Box::new(board.report(ended));
     match stalled {
-        Some(waits) => {
-            failures.iter().for_each(|failure| tracing::error!("{failure}, after no stage could make progress"));
-            Err(RunError::Stalled { waits, report })
-        }
+        Some(waits) => Err(RunError::Stalled { waits, failures, report }),
         None if failures.is_empty() => Ok(*report),
         None => Err(RunError::Failed { failures, report }),
     }

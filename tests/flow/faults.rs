@@ -337,7 +337,7 @@ fn check(scenario: &Scenario) {
         (Fault::Filter(_), Ok(_)) => assert!(through),
         // The window may have been wide enough.
         (Fault::Sync(_), Ok(_)) => assert!(through, "law F7: a run that can't go on ends with an error"),
-        (Fault::Sync(_), Err(RunError::Stalled { waits, report })) => {
+        (Fault::Sync(_), Err(RunError::Stalled { waits, report, .. })) => {
             assert!(!through && report.ended == Ended::Failed);
             let prompts = waits.iter().find(|wait| wait.stage == "prompts").expect("law F7: it is named");
             assert_eq!(prompts.state, State::Credit);

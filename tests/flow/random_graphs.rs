@@ -278,7 +278,7 @@ fn check(plan: &Plan, seed: Option<u64>) {
     let result = run_within_the_guard(flow, until, seed);
     assert_eq!(matches!(result, Err(RunError::Stalled { .. })), !starved(plan).is_empty(), "law F7: {result:?}");
     let (report, failures) = match result {
-        Err(RunError::Stalled { waits, report }) => {
+        Err(RunError::Stalled { waits, report, .. }) => {
             check_stall(plan, &waits);
             (*report, Vec::new())
         }

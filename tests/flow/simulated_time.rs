@@ -122,7 +122,7 @@ fn who_waits_for_each_other_for_ever_is_named() {
     let waited = flow.stage("patient", numbers, Waiting(published));
     flow.sink("end", waited, |_: u64| {});
     let ended = flow.simulate(&Simulation::new(0), Until::finished());
-    let Err(RunError::Stalled { waits, report }) = ended else { panic!("it ended: {ended:?}") };
+    let Err(RunError::Stalled { waits, report, .. }) = ended else { panic!("it ended: {ended:?}") };
     assert_eq!(report.ended, Ended::Failed);
     let waits: Vec<String> = waits.iter().map(ToString::to_string).collect();
     let expected = [

@@ -188,9 +188,11 @@ impl Rehearsal {
         let total = self.steps * self.groups as u64;
         let admission =
             Admission::new(self.groups as u64 * self.sync_every, self.window, Some(total)).bounded(self.max_staleness);
+        // Where the trainer's resume will have the flow's admission begin.
+        let begins = Admission::new(1, 1, None);
+        begins.restore(progress.clone());
         let backend = Counting::default();
         if from > 0 {
-            admission.restore(progress);
             let mut state = backend.state.lock().unwrap();
             (state.step, state.weight_version) = (from, from / self.sync_every + 1);
         }
@@ -200,7 +202,7 @@ impl Rehearsal {
         let generator = Scripted {
             published,
             window: admission.window(),
-            received: admission.window().admitted(),
+            received: begins.window().admitted(),
             pace: Arc::clone(&self.pace),
             older: self.older.then(|| admission.clone()),
         };
@@ -213,8 +215,11 @@ impl Rehearsal {
         let batcher = Batcher::groups(self.groups).over_sample(self.over_sample).on_stale(self.on_stale);
         let trainer = Trainer::new(backend).advantages(GroupMean::default()).sync_every(self.sync_every).steps(to);
         let trainer = trainer.on_stale(self.on_stale);
-        let trainer =
-            if from > 0 { trainer.resume(Path::new(""), Resumed { step: from, ..Resumed::default() }).unwrap() } else { trainer };
+        let trainer = if from > 0 {
+            trainer.resume(Path::new(""), Resumed { step: from, progress, ..Resumed::default() }).unwrap()
+        } else {
+            trainer
+        };
 
         let mut flow = Flow::new("rehearsal").admission(&admission);
         let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());

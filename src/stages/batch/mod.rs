@@ -85,8 +85,8 @@ pub fn over_sampled(groups: usize, factor: f64) -> usize {
 /// A group that others wait for and that did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{waiting} finished groups were not trained, because group {missing} did not arrive; the ordinals of a source must \
-     start at 0 and have no gap"
+    "{waiting} finished groups were not trained, because group {missing} did not arrive: the ordinals of a source start at 0 \
+     and have no gap, and groups are dropped by `Filter` or `Scored::drop_for`, which let the batcher know"
 )]
 struct MissingGroup {
     /// Id of the group.
@@ -122,8 +122,7 @@ impl Stage for Batcher {
     }
 
     fn run(&mut self, io: &mut Io<Scored, Batch>) -> Result<(), StageError> {
-        self.collect(io)?.iter().for_each(|missing| tracing::warn!("{missing}"));
-        Ok(())
+        self.collect(io)?.map_or(Ok(()), |missing| Err(StageError::new(missing)))
     }
 }
 
@@ -131,8 +130,6 @@ impl Stage for Batcher {
 mod tests {
     use std::sync::Arc;
     use std::time::Duration;
-
-    use parking_lot::Mutex;
 
     use super::*;
     use crate::data::{Group, Prompt};
@@ -143,29 +140,30 @@ mod tests {
         Scored::new(Group { prompt, ..Group::default() }).unwrap()
     }
 
-    /// A batcher that writes down what it warns of.
-    struct Noting(Batcher, Arc<Mutex<Option<MissingGroup>>>);
-
-    impl Stage for Noting {
-        type In = Scored;
-        type Out = Batch;
-
-        fn run(&mut self, io: &mut Io<Scored, Batch>) -> Result<(), StageError> {
-            *self.1.lock() = self.0.collect(io)?;
-            Ok(())
-        }
+    /// The error of a run whose source lacks group 0.
+    fn run_with_a_gap(window: u64) -> RunError {
+        let mut flow = Flow::new("gap");
+        flow.stall_timeout(Duration::ZERO);
+        let source = from_iter((1..9).map(scored)).with(move |spec| spec.window(Window::new(window)));
+        let groups = flow.source("groups", source);
+        let batches = flow.stage("batch", groups, Batcher::groups(1));
+        flow.sink("seen", batches, |_: Batch| {});
+        flow.run(Until::finished()).unwrap_err()
     }
 
     #[test]
     fn f7_a_stalled_run_names_the_group_that_did_not_arrive() {
-        let noted: Arc<Mutex<Option<MissingGroup>>> = Arc::default();
-        let mut flow = Flow::new("gap");
-        flow.stall_timeout(Duration::ZERO);
-        let groups = flow.source("groups", from_iter((1..9).map(scored)).with(|spec| spec.window(Window::new(2))));
-        let batches = flow.stage("batch", groups, Noting(Batcher::groups(1), noted.clone()));
-        flow.sink("seen", batches, |_: Batch| {});
-        assert!(matches!(flow.run(Until::finished()), Err(RunError::Stalled { .. })));
-        assert_eq!(*noted.lock(), Some(MissingGroup { missing: 0, waiting: 2 }));
+        let error = run_with_a_gap(2);
+        assert!(matches!(error, RunError::Stalled { .. }), "{error}");
+        let error = error.to_string();
+        assert!(error.contains("2 finished groups were not trained, because group 0 did not arrive"), "{error}");
+    }
+
+    #[test]
+    fn f3_a_source_that_ends_before_a_group_arrived_is_an_error() {
+        let error = run_with_a_gap(100);
+        assert!(matches!(error, RunError::Failed { .. }), "{error}");
+        assert!(error.to_string().contains("8 finished groups were not trained"), "{error}");
     }
 
     #[test]

@@ -179,7 +179,8 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     /// Continues from a checkpoint that a [`Trainer`] wrote, and publishes its weights under their
-    /// version.
+    /// version. The flow's admission continues with its groups: open ones are generated again, partial
+    /// completions included, and settled ones never.
     pub fn resume(self, checkpoint: &Path, resumed: Resumed) -> Result<Self, TrainError> {
         self.backend.load_checkpoint(checkpoint).wait()?;
         self.critic.as_ref().map_or(Ok(()), |critic| critic.load(checkpoint))?;
@@ -318,6 +319,9 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
             self.saving.run_folder = context.folder().map(Path::to_owned);
         }
         if let Some(admission) = &self.admission {
+            if let Some(resumed) = &self.resumed {
+                admission.restore(resumed.progress.clone());
+            }
             admission.versions_of(self.sync_every, self.steps);
         }
     }
