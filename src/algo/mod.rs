@@ -41,7 +41,7 @@ pub use aggregation::{Aggregation, BatchSize};
 pub use correction::{Divergence, Importance, ImportanceChoice, Level, OffPolicy, Over, Proximal, Rejection, Spread};
 pub use distilled::{Distilled, TeacherDivergence, TeacherInputs};
 pub use gap::{ComparedToken, LogProbGap};
-pub(crate) use gap_limits::{GapDiagnosis, GapLimits};
+pub use gap_limits::{GapDiagnosis, GapLimits};
 pub use kl::{KlForm, KlFunction, KlLoss, KlReward, kl_per_token, token_kl, with_kl};
 pub use loss::{BuiltIn, Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub use masked::{masked_mean, masked_sum, masked_variance, whiten};
@@ -50,7 +50,8 @@ pub use pairs::{PairOf, Select, all_pairs, best_against_worst, first_against_sec
 pub(crate) use pairs::{PairSelector, Pairs};
 pub use policy_loss::{Cispo, Dapo, Grpo, Gspo, LossChoice, PolicyLoss};
 pub use preference::{Dpo, PairLoss, Preference, ScoreDivergence};
-pub(crate) use probe::{Disagreement, compare as compare_log_probs};
+pub use probe::Disagreement;
+pub(crate) use probe::compare as compare_log_probs;
 pub use range::RangeError;
 pub use reward_model::{BradleyTerry, pairwise_reward};
 pub use schedule::{Decay, Schedule};

@@ -18,8 +18,7 @@ mod toolbox;
 
 pub(crate) use environment::MakeEnvironment;
 pub use environment::{Action, EnvError, Environment, Episode, Grade, Step, TEXT};
-pub(crate) use parse::ToolParser;
-pub use parse::{ToolFormat, extract_tool_calls};
+pub use parse::{ToolFormat, ToolParser, extract_tool_calls};
 pub(crate) use pool::Pool;
 #[cfg(unix)]
 pub use programming::programming_environment;

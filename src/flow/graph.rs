@@ -86,6 +86,7 @@ pub struct Flow {
     identity: Arc<()>,
     control: Control,
     interrupts: Option<Interrupts>,
+    ignores_signals: bool,
     stall_timeout: Duration,
     stats: Stats,
 }
@@ -106,6 +107,7 @@ impl Flow {
             identity: Arc::new(()),
             control: Control::new(),
             interrupts: None,
+            ignores_signals: false,
             stall_timeout: STALL_TIMEOUT,
             stats: Stats::default(),
         }
@@ -266,6 +268,13 @@ impl Flow {
         self
     }
 
+    /// Leaves Ctrl-C and SIGTERM to the program, for a flow within a server or another flow:
+    /// [`Flow::handle`] ends it.
+    pub fn ignore_signals(&mut self) -> &mut Self {
+        self.ignores_signals = true;
+        self
+    }
+
     /// Time limit of a run in which no stage can make progress, before it ends with
     /// [`RunError::Stalled`]. Default: 30 seconds.
     ///
@@ -287,8 +296,8 @@ impl Flow {
     /// is empty.
     ///
     /// The first Ctrl-C drains the run, the second stops it, and the third ends the process with
-    /// code 130. The signal handler stays installed after the run: a program with several runs
-    /// gives them one [`Interrupts`].
+    /// code 130 ([`Flow::ignore_signals`] leaves them to the program). The signal handler stays
+    /// installed after the run: a program with several runs gives them one [`Interrupts`].
     ///
     /// # Panics
     /// When called from async code, because it blocks its thread. Use `tokio::task::spawn_blocking`
@@ -301,15 +310,18 @@ impl Flow {
     ///
     /// Every stage runs, closures included. Time passes only in waits at edges, for admission and
     /// for weights, and where [`Simulation`] says so. A stage that waits for a socket or a timer of
-    /// tokio can't be simulated.
+    /// tokio can't be simulated. Signals are the program's, unless [`Flow::interrupted_by`] gives them.
     pub fn simulate(&mut self, simulation: &Simulation, until: Until) -> Result<Report, RunError> {
         self.run_on(Some(simulation), until)
     }
 
     fn run_on(&mut self, simulation: Option<&Simulation>, until: Until) -> Result<Report, RunError> {
         let warnings = self.check_for(&until)?;
-        let interrupts = self.interrupts.clone().map_or_else(Interrupts::listen, Ok).map_err(RunError::Start)?;
-        let _steered = interrupts.steer(self.control.clone());
+        let interrupts = match &self.interrupts {
+            None if !self.ignores_signals && simulation.is_none() => Some(Interrupts::listen().map_err(RunError::Start)?),
+            given => given.clone(),
+        };
+        let _steered = interrupts.as_ref().map(|interrupts| interrupts.steer(self.control.clone()));
         let graph = self.graph();
         let (nodes, edges) = (std::mem::take(&mut self.nodes), std::mem::take(&mut self.edges));
         // From here on, only stages hold the ends of weights edges.

@@ -42,14 +42,24 @@ pub struct EvalSpec {
 /// Error that ends an evaluation.
 #[derive(Debug, thiserror::Error)]
 pub enum EvaluationError {
+    /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// A completion could not be judged.
     #[error("judging answers: {0}")]
     Judge(BoxError),
+    /// The engine answered with weights of `found` where those of `version` are evaluated.
     #[error(
         "an answer to prompt {question} is of version {found}, and version {version} is evaluated: the engine changed its weights meanwhile"
     )]
-    OtherWeights { question: usize, found: Version, version: Version },
+    OtherWeights {
+        /// Place of the question in the evaluation, from 0.
+        question: usize,
+        /// Version that answered.
+        found: Version,
+        /// Version that is evaluated.
+        version: Version,
+    },
 }
 
 /// Index of a prompt, and whether its completion is greedy.

@@ -24,7 +24,7 @@ pub use agent::{Agent, AgentLimits, Turn};
 pub use by_hand::{agent_rollout_to_sample, complete, create_multiturn_rollout, generate_conversation_turn, roll_out};
 pub use curriculum::{Census, Curriculum, CurriculumRule, CurriculumState, Prefer, RANGES, SourceShare};
 pub(crate) use evaluation::passes;
-pub use evaluation::{EvalSpec, Evaluation};
+pub use evaluation::{EvalSpec, Evaluation, EvaluationError};
 use multi_turn::MultiTurn;
 use single_turn::SingleTurn;
 

@@ -63,6 +63,55 @@ pub trait TrainingBackend: Send + Sync {
     fn state(&self) -> BackendState;
 }
 
+/// A backend that is used elsewhere, too, such as for its weights after the run.
+impl<B: TrainingBackend + ?Sized> TrainingBackend for Arc<B> {
+    type Weights = B::Weights;
+
+    fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
+        (**self).forward_backward(batch)
+    }
+
+    fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
+        (**self).score(batch)
+    }
+
+    fn optim_step(&self) -> TrainFuture<OptimStep> {
+        (**self).optim_step()
+    }
+
+    fn update(&self, scale: f64, schedule: Option<Schedule>) -> TrainFuture<OptimStep> {
+        (**self).update(scale, schedule)
+    }
+
+    fn takes_parts(&self, algorithm: Option<&Algorithm>) -> bool {
+        (**self).takes_parts(algorithm)
+    }
+
+    fn snapshot(&self) -> TrainFuture<Snapshot<Self::Weights>> {
+        (**self).snapshot()
+    }
+
+    fn current(&self) -> TrainFuture<Snapshot<Self::Weights>> {
+        (**self).current()
+    }
+
+    fn load_weights(&self, weights: Arc<Self::Weights>) -> TrainFuture<()> {
+        (**self).load_weights(weights)
+    }
+
+    fn save_checkpoint(&self, request: SaveCheckpoint) -> SavedCheckpoint {
+        (**self).save_checkpoint(request)
+    }
+
+    fn load_checkpoint(&self, folder: &Path) -> TrainFuture<CheckpointMetadata> {
+        (**self).load_checkpoint(folder)
+    }
+
+    fn state(&self) -> BackendState {
+        (**self).state()
+    }
+}
+
 /// Result of `forward_backward`. Sequences that were skipped for zero advantage count in
 /// `saved_tokens` only; entropy, gap and counts cover the computed ones. Loss and gradient are bit
 /// for bit the same either way.

@@ -42,6 +42,9 @@ pub enum TrainError {
     /// A setting or argument out of range.
     #[error("{0}")]
     Setting(&'static str),
+    /// A failure of another backend, in its words.
+    #[error("{0}")]
+    Custom(String),
     /// An earlier command failed: the first failure.
     #[error("the trainer refuses further work because an earlier command failed: {0}; load a checkpoint into a new backend")]
     Poisoned(Arc<TrainError>),

@@ -270,6 +270,9 @@ fn child() {
         return two_runs();
     }
     let mut flow = Flow::new("child");
+    if kind == "unheard" {
+        flow.ignore_signals();
+    }
     let handle = flow.handle();
     let numbers = flow.source("numbers", from_iter(0u64..));
     let endless = kind == "endless";
@@ -389,6 +392,17 @@ fn ctrl_c_a_third_time_ends_a_process_whose_stage_never_comes_back() {
     child.expect("Stop");
     child.signal("-INT");
     assert_eq!(child.0.wait().unwrap().code(), Some(130));
+}
+
+/// The program of a server or of another flow decides what a signal does.
+#[cfg(unix)]
+#[test]
+fn a_signal_ends_a_process_whose_flow_leaves_it_to_the_program() {
+    use std::os::unix::process::ExitStatusExt;
+    let mut child = Running::start("unheard");
+    child.expect("running");
+    child.signal("-TERM");
+    assert_eq!(child.0.wait().unwrap().signal(), Some(15));
 }
 
 /// Law F5: pressed while no run is there to hear it.

@@ -48,6 +48,8 @@ impl<E: TokenEngine> Generator<E> {
         let calls = Arc::new(Calls::default());
         let (prompts, requests) = mpsc::channel(1);
         let mut flow = Flow::new("generate");
+        // They are for the program that calls, which may train meanwhile.
+        flow.ignore_signals();
         let start = flow.source("start", from_iter([()]));
         let requested = flow.stage("prompts", start, Requests { requests, calls: calls.clone() });
         let groups = flow.stage("generate", requested, self);

@@ -64,7 +64,8 @@ impl Prompts {
         Prompts { feed: self.feed.shuffled(), ..self }
     }
 
-    /// Applies `map` to every prompt, for example to wrap a text in a conversation.
+    /// Applies `map` to every prompt, for example to wrap a text in a conversation. Ordinal, epoch and source
+    /// of the prompt stay.
     pub fn map(self, map: impl Fn(Prompt) -> Prompt + Send + 'static) -> Self {
         Prompts { map: Some(Box::new(map)), ..self }
     }
@@ -100,7 +101,10 @@ impl Prompts {
             (Some(_), None) => return Err(StageError::new("a curriculum needs `max_staleness` or `admission` of its flow")),
         };
         Ok(match &self.map {
-            Some(map) => map(prompt),
+            Some(map) => {
+                let (ordinal, epoch, source) = (prompt.ordinal, prompt.epoch, prompt.source.clone());
+                Prompt { ordinal, epoch, source, ..map(prompt) }
+            }
             None => prompt,
         })
     }
@@ -155,5 +159,21 @@ impl Source for Prompts {
             Some(admission) => spec.window(admission.window()),
             None => spec,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Law N2: an ordinal keys the randomness of its group.
+    #[test]
+    fn a_mapped_prompt_keeps_its_place_in_the_stream() {
+        let buffer = DataBuffer::new(["a", "b"].map(Prompt::from), 0).unwrap();
+        let mut prompts = Prompts::new(buffer).map(|prompt| Prompt::from(prompt.text.render() + "!"));
+        let read: Vec<Prompt> = (0..3).map(|_| prompts.next().unwrap().unwrap()).collect();
+        let places: Vec<_> = read.iter().map(|prompt| (prompt.ordinal, prompt.epoch)).collect();
+        assert_eq!(places, [(0, 0), (1, 0), (2, 1)]);
+        assert_eq!(read[1].text.render(), "b!");
     }
 }
