@@ -1,12 +1,13 @@
 //! The matrices of a model as views of its flat parameters.
 
 use std::ops::Deref;
+use std::sync::OnceLock;
 
 use tch::{Device, Kind, Tensor};
 
 use super::experts::Sparse;
 use super::family::Norms;
-use super::fused::half;
+use super::fused::{Panels, half};
 use super::gated_delta::DeltaWeights;
 use super::low_rank::{LayerRanks, LowRank};
 use super::{Adapter, Layout, ModelConfig, Weights};
@@ -103,15 +104,28 @@ pub(super) struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
     low_rank: Option<LowRank>,
+    /// The weight as products without gradients read it, made for the first of them.
+    panels: OnceLock<Option<Panels>>,
 }
 
 impl Linear {
+    fn new(weight: Tensor, bias: Option<Tensor>) -> Self {
+        Linear { weight, bias, low_rank: None, panels: OnceLock::new() }
+    }
+
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        let projected = half::linear(x, &self.weight, self.bias.as_ref());
+        let bias = self.bias.as_ref();
+        let projected = self.by_panels(x, bias).unwrap_or_else(|| half::linear(x, &self.weight, bias));
         match &self.low_rank {
             Some(low_rank) => low_rank.add(projected, x),
             None => projected,
         }
+    }
+
+    fn by_panels(&self, x: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
+        let has_gradients = [x, &self.weight].into_iter().chain(bias).any(Tensor::requires_grad);
+        let panels = (!has_gradients).then(|| self.panels.get_or_init(|| Panels::new(&self.weight)).as_ref());
+        panels.flatten()?.linear(x, bias)
     }
 }
 
@@ -226,7 +240,7 @@ impl Layer {
         let is_attention = config.delta_of(index).is_none();
         Layer {
             attention_norms: BranchNorms::take(attention, next),
-            input: Linear { weight: next(), bias: (is_attention && config.qkv_bias).then(&mut *next), low_rank: None },
+            input: Linear::new(next(), (is_attention && config.qkv_bias).then(&mut *next)),
             mixer: match is_attention {
                 true => Mixer::Attention {
                     qk_norm: config.qk_norm_sizes().map(|_| (next(), next())),
@@ -234,15 +248,15 @@ impl Layer {
                 },
                 false => Mixer::Delta(DeltaWeights::take(config, next)),
             },
-            output: Linear { weight: next(), bias: (is_attention && config.output_bias).then(&mut *next), low_rank: None },
+            output: Linear::new(next(), (is_attention && config.output_bias).then(&mut *next)),
             mlp_norms: BranchNorms::take(mlp, next),
             mlp: match config.experts_of(index) {
                 None => Mlp::Dense {
-                    gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
-                    down: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
+                    gate_up: Linear::new(next(), config.mlp_bias.then(&mut *next)),
+                    down: Linear::new(next(), config.mlp_bias.then(&mut *next)),
                 },
                 Some(of) => {
-                    let plain = |next: &mut dyn FnMut() -> Tensor| Linear { weight: next(), bias: None, low_rank: None };
+                    let plain = |next: &mut dyn FnMut() -> Tensor| Linear::new(next(), None);
                     let shared = of.shared.map(|_| (plain(next), plain(next)));
                     let experts = Sparse::take(of, config.hidden_size, next);
                     let shared = shared.map(|(gate_up, down)| Shared { gate_up, down, gate: plain(next) });

@@ -30,6 +30,7 @@ pub use delta_inputs::delta_inputs;
 pub use flash::{Runs, flash, flashes};
 pub use four_bits::{codes, four_bits};
 pub use libtorch::{AdamWSettings, adamw, copy_all, gpu_defaults};
+pub use products::Panels;
 pub use rows::{rms_norm, softmax, softmax_gradient, swiglu, takes_logits};
 
 /// Returns true if the fused operations accept this tensor: f32, on the CPU, contiguous.

@@ -35,7 +35,7 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 // A kernel call computes so many rows and columns of a result and sums so many products. Shapes of calls are compiled once a thread, so that these are few:
-// the last rows of an operand are copied to a block of the full height.
+// the last rows of an operand are copied to a block of the full height, a half or a quarter of it.
 constexpr int64_t HEIGHT = 64, WIDTH = 128, DEPTH = 1024;
 // The depth of a gradient by inputs, whose matrix is read across its rows.
 constexpr int64_t ACROSS_DEPTH = 512;
@@ -68,6 +68,9 @@ Tensor transposed(const Tensor& matrix) {
 void call(int64_t height, int64_t width, int64_t depth, const float* a, int64_t a_row, const float* b, int64_t b_row, float* c, int64_t c_row, bool adds) {
   at::native::cpublas::brgemm(height, width, depth, a_row, b_row, c_row, adds, a, b, c);
 }
+
+// The height of a call for so many rows.
+int64_t filled_height(int64_t rows) { return rows > HEIGHT / 2 ? HEIGHT : rows > HEIGHT / 4 ? HEIGHT / 2 : HEIGHT / 4; }
 
 // Blocks of work that are worth a thread.
 int64_t worth(int64_t products) { return std::max<int64_t>(1, (1 << 19) / std::max<int64_t>(1, products)); }
@@ -106,21 +109,21 @@ void multiply(const Tensor& a, const Right& b, const float* bias, int64_t most, 
     std::vector<float> last_rows, block;
     for (int64_t at = begin; at < end; at++) {
       const int64_t row = at / column_blocks * HEIGHT, column = at % column_blocks * WIDTH;
-      const int64_t height = std::min(HEIGHT, rows - row), width = b.width(column);
+      const int64_t height = std::min(HEIGHT, rows - row), full = filled_height(height), width = b.width(column);
       const float* from = pa + row * depth;
       float* sums = to + row * columns + column;
       int64_t sums_row = columns;
-      if (height < HEIGHT) {
+      if (height < full) {
         if (last_rows.empty()) {
-          last_rows.resize(HEIGHT * depth);
+          last_rows.resize(full * depth);
           std::copy(from, from + height * depth, last_rows.begin());
-          block.resize(HEIGHT * WIDTH);
+          block.resize(full * WIDTH);
         }
         from = last_rows.data(), sums = block.data(), sums_row = width;
       }
       for (int64_t d = 0; d < depth; d += most)
-        call(HEIGHT, width, std::min(most, depth - d), from + d, depth, b.at(d, column), b.row(column), sums, sums_row, d > 0);
-      for (int64_t r = 0; r < height && (bias || height < HEIGHT); r++)
+        call(full, width, std::min(most, depth - d), from + d, depth, b.at(d, column), b.row(column), sums, sums_row, d > 0);
+      for (int64_t r = 0; r < height && (bias || height < full); r++)
         for (int64_t i = 0; i < width; i++) to[(row + r) * columns + column + i] = sums[r * sums_row + i] + (bias ? bias[column + i] : 0.0f);
     }
     at::native::cpublas::brgemm_release();
@@ -244,6 +247,21 @@ char* rollflow_linear(Tensor** out, Tensor* x, Tensor* weight, Tensor* bias) {
   return guarded(out, [&] {
     const std::optional<Tensor> added = bias ? std::optional<Tensor>(*bias) : std::nullopt;
     return at::GradMode::is_enabled() ? Linear::apply(*x, *weight, added) : projection(*x, *weight, added);
+  });
+}
+
+// The panels of a weight, for rollflow_linear_by_panels.
+char* rollflow_panels(Tensor** out, Tensor* weight) {
+  return guarded(out, [&] { return turned_panels(*weight).held; });
+}
+
+// x · weightᵀ + bias by the weight's panels, without gradients.
+char* rollflow_linear_by_panels(Tensor** out, Tensor* x, Tensor* panels, int64_t columns, Tensor* bias) {
+  return guarded(out, [&] {
+    const Tensor added = bias ? bias->contiguous() : Tensor();
+    Tensor product = at::empty({x->size(0), columns}, x->options());
+    multiply(*x, {*panels, x->size(1), columns, true}, added.defined() ? added.const_data_ptr<float>() : nullptr, DEPTH, product);
+    return product;
   });
 }
 

@@ -10,6 +10,14 @@ use super::{call, raw};
 unsafe extern "C" {
     fn rollflow_products_supported() -> bool;
     fn rollflow_linear(out: *mut *mut C_tensor, x: *mut C_tensor, weight: *mut C_tensor, bias: *mut C_tensor) -> *mut c_char;
+    fn rollflow_panels(out: *mut *mut C_tensor, weight: *mut C_tensor) -> *mut c_char;
+    fn rollflow_linear_by_panels(
+        out: *mut *mut C_tensor,
+        x: *mut C_tensor,
+        panels: *mut C_tensor,
+        columns: i64,
+        bias: *mut C_tensor,
+    ) -> *mut c_char;
     fn rollflow_product(out: *mut *mut C_tensor, a: *mut C_tensor, b: *mut C_tensor) -> *mut c_char;
 }
 
@@ -18,6 +26,31 @@ const NUMBERS: [usize; 2] = [8_192, 1 << 20];
 
 /// Least number of rows, for a matrix and for a large one: with fewer, libtorch's product takes no longer.
 const ROWS: [i64; 2] = [12, 4];
+
+/// Most numbers of a matrix that is rearranged once for all its products. Rearranging rows for a product with a
+/// larger one takes less than a twentieth of it.
+const MOST_REARRANGED: usize = 1 << 18;
+
+/// A matrix as products of few rows read it fastest.
+pub struct Panels {
+    numbers: Tensor,
+    columns: i64,
+}
+
+impl Panels {
+    /// Of the matrix of a linear layer without gradients. `None` where that is no gain.
+    pub fn new(weight: &Tensor) -> Option<Self> {
+        let suits = takes(&[weight]) && weight.is_contiguous() && (NUMBERS[0]..=MOST_REARRANGED).contains(&weight.numel());
+        suits.then(|| Panels { numbers: call(|out| unsafe { rollflow_panels(out, raw(weight)) }), columns: weight.size()[0] })
+    }
+
+    /// The bits of [`linear`], without gradients. `None` if libtorch's product is faster.
+    pub fn linear(&self, x: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
+        let suits = takes(&[x]) && x.dim() == 2 && x.is_contiguous() && x.size()[0] >= ROWS[0];
+        let bias = bias.map_or(std::ptr::null_mut(), raw);
+        suits.then(|| call(|out| unsafe { rollflow_linear_by_panels(out, raw(x), raw(&self.numbers), self.columns, bias) }))
+    }
+}
 
 /// `x · weightᵀ + bias` in f32, `[rows, depth]` and `[columns, depth]` → `[rows, columns]`. `None` if libtorch's
 /// product is faster.
@@ -141,6 +174,29 @@ mod tests {
             for (threads, rows) in [(1, 8), (1, 9), (1, 40), (2, 16), (2, 128), (1, 500), (2, 900)] {
                 assert!(by(threads, rows) == alone, "{threads} threads, {rows} rows of {depth}");
             }
+        }
+    }
+
+    /// Law V3: it does not matter which path computes a row.
+    #[test]
+    fn panels_change_no_bit_of_a_product() {
+        let panels = |columns: i64, depth: i64| Panels::new(&numbers([columns, depth], 4));
+        assert_eq!(panels(350, 300).is_some(), is_supported());
+        assert!(panels(20, 30).is_none() && panels(513, 512).is_none(), "small and large matrices");
+        if !is_supported() {
+            return;
+        }
+        for (rows, depth, columns) in
+            [(12, 128, 64), (16, 129, 65), (17, 300, 350), (32, 128, 512), (95, 200, 65), (900, 33, 257)]
+        {
+            let (x, weight, bias) =
+                (numbers([rows, depth], 3), numbers([columns, depth], 4), numbers([1, columns], 5).view([-1]));
+            let panels = Panels::new(&weight).unwrap();
+            for bias in [None, Some(&bias)] {
+                let [found, expected] = [panels.linear(&x, bias).unwrap(), linear_of(&x, &weight, bias)];
+                assert!(found.equal(&expected), "{rows} × {depth} × {columns}");
+            }
+            assert!(panels.linear(&x.narrow(0, 0, 11), None).is_none(), "libtorch's is faster");
         }
     }
 
