@@ -1,8 +1,10 @@
 //! Survey of a recipe's files for `rollflow check`: every source of data is opened, a bounded number of
 //! its records are validated, and Python files are loaded, as the run would.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
 use rollflow::data::source::{DataSpec, Example, Recorded, Shape, Survey, survey};
 use rollflow::data::{DataError, RankedPair};
 use rollflow::model::ModelError;
@@ -10,6 +12,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::{Chat, EnvironmentKind, Pipeline, Plan, Problem, Source, TaskData, TrainerBackend};
 use rollflow::train::{RouterReplay, score_pair};
 use rollflow::util::causes::full_message;
+use rollflow::util::untrusted;
 
 use crate::assemble::policy::Reader;
 use crate::assemble::supervised::{self, Imitation};
@@ -69,8 +72,8 @@ pub fn of(plan: &Plan) -> Surveyed {
             );
         }
         Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill | Pipeline::GrpoOffline => {
-            all.prompts(plan, reader);
-            all.python(plan);
+            let columns = all.prompts(plan, reader);
+            all.python(plan, &columns);
             all.trainer(plan);
         }
     }
@@ -164,14 +167,20 @@ fn scored<'a>(chat: &Chat, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -
 }
 
 impl Surveyed {
-    /// Looks at the prompts of `[task]`.
-    fn prompts(&mut self, plan: &Plan, reader: &Option<Reader>) {
+    /// Looks at the prompts of `[task]`, and returns the columns of those that were judged.
+    fn prompts(&mut self, plan: &Plan, reader: &Option<Reader>) -> BTreeSet<String> {
         let fits = data::fits(&plan.chat, plan.environment.as_ref(), reader.as_ref(), plan.generate.max_new_tokens);
-        self.look_at("task", "", plan.task.data.sources(), Some(plan.batch.groups), asked(plan, reader, fits));
+        let (judge, columns) = (asked(plan, reader, fits), Mutex::new(BTreeSet::new()));
+        self.look_at("task", "", plan.task.data.sources(), Some(plan.batch.groups), |prompt: &Prompt| {
+            columns.lock().extend(prompt.metadata.keys().cloned());
+            judge(prompt)
+        });
+        columns.into_inner()
     }
 
-    /// Loads the Python files of rewards and of the environment, and ends their processes.
-    fn python(&mut self, plan: &Plan) {
+    /// Loads the Python files of rewards and of the environment, and ends their processes. `columns` are those of
+    /// the data, if it was read; environments add others.
+    fn python(&mut self, plan: &Plan, columns: &BTreeSet<String>) {
         let rewards = plan.reward.rule.python().into_iter().map(|(key, of)| (key, of.start()));
         let rewards = rewards.map(|(key, loaded)| (format!("{key}.file"), loaded));
         let environment = plan.environment.as_ref().and_then(|of| {
@@ -184,7 +193,17 @@ impl Surveyed {
         });
         for (key, loaded) in rewards.chain(environment) {
             match loaded {
-                Ok(workers) => self.lines.push(format!("{key}: {} loaded", workers.name())),
+                Ok(workers) => {
+                    self.lines.push(format!("{key}: {} loaded", workers.name()));
+                    let are_known = !columns.is_empty() && plan.environment.is_none();
+                    let unknown = workers.needs().iter().filter(|name| are_known && !columns.contains(*name));
+                    for name in unknown {
+                        let known = columns.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+                        let problem = format!("`{key}`: the reward function takes `{name}`, which is no column of the data");
+                        let help = format!("its columns are {}", untrusted::line(&known));
+                        self.complaints.push(Problem::of(&key, problem, help));
+                    }
+                }
                 Err(error) => {
                     let help = "docs/how_to/python.md and docs/how_to/hubs.md say what can be loaded";
                     self.complaints.push(Problem::of(&key, format!("`{key}`: {error}"), help));

@@ -32,6 +32,7 @@ class Environments:
 
     takes_tokens = False
     takes_groups = False
+    needs = ()
 
     def __init__(self, make, functions=(), reward=None):
         self.make, self.functions = make, list(functions)

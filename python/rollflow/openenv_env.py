@@ -20,6 +20,7 @@ class OpenEnv:
 
     takes_tokens = False
     takes_groups = False
+    needs = ()
     is_async = True
 
     def __init__(self, url, timeout):

@@ -14,6 +14,10 @@ ABSENT = {
 
 # What TRL gives with an entry for each completion, beyond the columns of the data.
 LISTS = {"completions", "completion_ids", "prompts", "environments"}
+# What a function of each form gets, whatever the data.
+GIVEN_LISTS = {"completions", "completion_ids", "prompts", "log_metric", "log_extra"}
+GIVEN_VERL = {"solution_str", "data_source", "ground_truth", "extra_info"}
+GIVEN_PLAIN = {"completion", "response", "prompt", "messages", "status"}
 # Where a run keeps an `answer` that is no text, as it was in the data.
 ANSWER = "answer_of_record"
 
@@ -42,6 +46,9 @@ class Reward:
         # It may compare the completions of a group.
         takes_lists = bool(self.names & LISTS) or (self.takes_all and not self.names)
         self.takes_groups = takes_lists and not self.names & {"solution_str", "completion"}
+        given = GIVEN_LISTS if self.takes_groups else GIVEN_VERL if "solution_str" in self.names else GIVEN_PLAIN
+        # Columns of the data that it can't do without.
+        self.needs = set(self.required) - given - set(knows)
         self.takes_tokens = "completion_ids" in self.names or (self.takes_all and self.takes_groups)
 
     async def answer(self, question, more=None):

@@ -20,6 +20,7 @@ class Verifiers:
 
     takes_tokens = False
     takes_groups = False
+    needs = ()
     is_async = True
 
     def __init__(self, name, config, harness):

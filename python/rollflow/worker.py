@@ -74,7 +74,8 @@ def main(questions):
         server = serving(settings)
     except ERRORS as error:
         return write(answers, {"failed": explain(error)})
-    write(answers, {"ready": {"concurrent": server.is_async, "tokens": server.takes_tokens, "groups": server.takes_groups}})
+    of = {"concurrent": server.is_async, "tokens": server.takes_tokens, "groups": server.takes_groups, "needs": sorted(server.needs)}
+    write(answers, {"ready": of})
     answer_all(server, questions, answers)
 
 

@@ -139,6 +139,23 @@ class Served(unittest.TestCase):
         reward = Reward(by_environments, knows=("environments",))
         self.assertEqual(asyncio.run(reward.answer({"prompt": "", "samples": samples[:1]}, {"environments": [game]})), {"rewards": [1.0]})
 
+    def test_a_function_needs_what_no_record_gives_it_and_gets_the_rest(self):
+        def trls(prompts, completions, completion_ids, log_metric, log_extra, level, other=None):
+            return [1.0] * len(prompts)
+
+        def verls(data_source, solution_str, ground_truth, extra_info, level):
+            return 1.0
+
+        def plain(completion, response, prompt, messages, status, level):
+            return 1.0
+
+        question = {"prompt": "1+1", "samples": [{"response": "2", "status": "completed", "metadata": {"level": 3}}]}
+        for function in [trls, verls, plain]:
+            reward = Reward(function)
+            self.assertEqual(reward.needs, {"level"}, function.__name__)
+            self.assertEqual(asyncio.run(reward.answer(question)), {"rewards": [1.0]}, function.__name__)
+        self.assertEqual(Reward(lambda completion, level: 1.0, knows=("level",)).needs, set())
+
     def test_a_column_has_its_own_value_in_every_signature(self):
         metadata = {"answer": "2", "answer_of_record": 2, "solution": "long", "ground_truth": {"target": ["2"]}}
         question = {"prompt": "1+1", "samples": [{"response": "2", "status": "completed", "metadata": metadata}]}

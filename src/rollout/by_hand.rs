@@ -32,10 +32,7 @@ pub fn roll_out<E: TokenEngine>(
     group_size: usize,
     params: &SamplingParams,
 ) -> Result<Vec<Group>, EngineError> {
-    let mut places = BTreeMap::new();
-    if let Some((_, twice)) = prompts.iter().enumerate().find(|(place, prompt)| places.insert(prompt.ordinal, *place).is_some()) {
-        return Err(EngineError::same_ordinal(twice.ordinal));
-    }
+    let places: BTreeMap<u64, usize> = prompts.iter().enumerate().map(|(place, prompt)| (prompt.ordinal, place)).collect();
     let run = || -> Result<Vec<Group>, EngineError> {
         let mut rollouts = RolloutContext::detached(tokenizer).rollouts(agent, engine);
         for prompt in prompts {

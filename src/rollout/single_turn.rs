@@ -65,6 +65,9 @@ impl PendingGroup {
 impl<E: TokenEngine> Rollouts<E> for SingleTurn {
     fn admit(&mut self, engine: &mut E, mut prompt: Prompt, size: u32, params: SamplingParams) -> Result<(), EngineError> {
         let (ordinal, temperature) = (prompt.ordinal, params.temperature);
+        if self.open.contains_key(&ordinal) {
+            return Err(EngineError::same_ordinal(ordinal));
+        }
         let prompt_tokens: Arc<[u32]> = match self.context.tokenizer.encode_prompt(&prompt) {
             Ok(tokens) => tokens.into(),
             Err(error) if rejects_conversation(&error) => {

@@ -6,8 +6,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use rollflow::data::{Group, Prompt};
-use rollflow::engine::{EngineError, LocalEngine};
-use rollflow::flow::{WeightsTx, weights};
+use rollflow::engine::{EngineError, LocalEngine, TokenEngine};
+use rollflow::flow::{Flow, Until, WeightsTx, from_iter, weights};
 use rollflow::model::{Family, FrozenWeights, Weights};
 use rollflow::rollout::complete;
 use rollflow::stages::generate::{Generator, RunningGenerator};
@@ -87,6 +87,20 @@ async fn an_ordinal_in_flight_is_not_taken_twice() {
     assert_eq!(generator.generate_batch(&prompts([3, 4])).await.unwrap().len(), 2);
     let mut engine = policy.engine(4, 11);
     let twice = complete(&mut engine, policy.tokenizer(), prompts([3, 3]), 1, &params(4)).unwrap_err().to_string();
+    assert!(twice.contains("prompt 3: another prompt has the same ordinal"), "{twice}");
+    assert!(engine.is_idle(), "none is left in the engine");
+}
+
+/// Law N2.
+#[test]
+fn a_flow_ends_where_prompts_in_flight_have_one_ordinal() {
+    let policy = policy();
+    let (_publisher, generator) = generator(&policy);
+    let mut flow = Flow::new("twice");
+    let source = flow.source("prompts", from_iter(prompts([3, 3]).into_iter()));
+    let groups = flow.stage("generate", source, generator);
+    flow.sink("groups", groups, drop::<Group>);
+    let twice = flow.run(Until::finished()).unwrap_err().to_string();
     assert!(twice.contains("prompt 3: another prompt has the same ordinal"), "{twice}");
 }
 

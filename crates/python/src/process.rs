@@ -80,7 +80,7 @@ pub(super) struct Process {
 }
 
 /// Properties of what a process serves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Traits {
     /// If true, it answers several questions at the same time.
     pub concurrent: bool,
@@ -88,6 +88,8 @@ pub(super) struct Traits {
     pub takes_tokens: bool,
     /// If true, its function takes the completions of a group as a list.
     pub takes_groups: bool,
+    /// Columns of the data that its function can't do without.
+    pub needs: Vec<String>,
 }
 
 type Answer = Result<Value, PythonError>;
@@ -144,8 +146,15 @@ impl Command {
                 Err(failed(untrusted::block(first["failed"].as_str().unwrap_or_default())))
             }
             Some(first) => {
-                let is = |key: &str| first["ready"][key].as_bool().unwrap_or_default();
-                process.traits = Traits { concurrent: is("concurrent"), takes_tokens: is("tokens"), takes_groups: is("groups") };
+                let ready = &first["ready"];
+                let is = |key: &str| ready[key].as_bool().unwrap_or_default();
+                let needs = ready["needs"].as_array().into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned));
+                process.traits = Traits {
+                    concurrent: is("concurrent"),
+                    takes_tokens: is("tokens"),
+                    takes_groups: is("groups"),
+                    needs: needs.collect(),
+                };
                 tasks.spawn(read(answers, child, shared));
                 Ok(process)
             }
@@ -155,8 +164,8 @@ impl Command {
 
 impl Process {
     /// Properties of what it serves.
-    pub fn traits(&self) -> Traits {
-        self.traits
+    pub fn traits(&self) -> &Traits {
+        &self.traits
     }
 
     /// Returns the reason why it ended; none if it still runs.

@@ -40,7 +40,7 @@ impl Workers {
         let tasks =
             Tasks::new().map_err(|error| PythonError::Start { python: command.python.clone(), why: error.to_string() })?;
         let started = tasks.block_on(try_join_all((0..processes.max(1)).map(|_| command.start(&tasks))))?;
-        let traits = started.first().map(Process::traits).unwrap_or_default();
+        let traits = started.first().map(Process::traits).cloned().unwrap_or_default();
         let calls = if traits.concurrent { calls_in_flight.clamp(1, Semaphore::MAX_PERMITS) } else { 1 };
         let place = |process| Place {
             process: Mutex::new(Arc::new(process)),
@@ -68,6 +68,11 @@ impl Workers {
     /// Returns true if the reward function takes the completions of a group as a list.
     pub fn takes_groups(&self) -> bool {
         self.0.traits.takes_groups
+    }
+
+    /// Columns of the data that the reward function can't do without.
+    pub fn needs(&self) -> &[String] {
+        &self.0.traits.needs
     }
 
     /// Asks the first process that has room. A process that ended is replaced first. Waits for room

@@ -9,6 +9,9 @@ use crate::rollout::Rollouts;
 
 impl<E: TokenEngine> Rollouts<E> for MultiTurn {
     fn admit(&mut self, _: &mut E, prompt: Prompt, size: u32, params: SamplingParams) -> Result<(), EngineError> {
+        if self.open.contains_key(&prompt.ordinal) {
+            return Err(EngineError::same_ordinal(prompt.ordinal));
+        }
         self.open(prompt, size, params);
         Ok(())
     }
