@@ -269,7 +269,8 @@ impl Flow {
     }
 
     /// Leaves Ctrl-C and SIGTERM to the program, for a flow within a server or another flow:
-    /// [`Flow::handle`] ends it.
+    /// [`Flow::handle`] ends it. After a run that took signals, neither ends the process by itself any more: such
+    /// a program holds [`Interrupts`] and looks at [`Interrupts::pressed`].
     pub fn ignore_signals(&mut self) -> &mut Self {
         self.ignores_signals = true;
         self

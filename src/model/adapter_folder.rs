@@ -360,11 +360,14 @@ fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
     Ok((lora, scores))
 }
 
-/// The base in the folder of the run that saved the adapters in `dir` (`RUN/checkpoints/step_N`), if they
-/// name the place that it had before the run was moved.
+/// The base in the folder of the run that saved the adapters in `dir` (`RUN/checkpoints/step_N`, or
+/// `RUN/sft/checkpoints/step_N`), if they name the place that it had before the run was moved.
 fn moved_base(dir: &Path, named: &Path) -> Option<PathBuf> {
     let dir = std::path::absolute(dir).ok().filter(|_| named.is_absolute())?;
     let run = dir.parent().filter(|folder| folder.ends_with("checkpoints"))?.parent()?;
-    let ends = named.ancestors().skip(1).filter_map(|above| named.strip_prefix(above).ok());
-    ends.map(|end| run.join(end)).filter(|folder| folder.join("config.json").is_file()).last()
+    let whole = run.parent().filter(|_| run.ends_with("sft"));
+    [Some(run), whole].into_iter().flatten().find_map(|run| {
+        let ends = named.ancestors().skip(1).filter_map(|above| named.strip_prefix(above).ok());
+        ends.map(|end| run.join(end)).filter(|folder| folder.join("config.json").is_file()).last()
+    })
 }

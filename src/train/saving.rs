@@ -194,10 +194,7 @@ impl Worker {
         };
         let Some((name, entries)) = shard else { return Ok(None) };
         let placed = |entry: &Entry| Entry { offset: entry.offset - span.start, ..entry.clone() };
-        let entries: Vec<Entry> = entries.iter().map(placed).collect();
-        let fits = entries.iter().try_for_each(|entry| dtype.check_rounded(&entry.name, &part(&numbers, entry.range())));
-        fits.map_err(TrainError::of_model(Path::new(&name)))?;
-        Ok(Some((name, entries, numbers)))
+        Ok(Some((name, entries.iter().map(placed).collect(), numbers)))
     }
 
     /// Copies the moments that a rank writes, and the masters if the model's files have them rounded.
@@ -250,6 +247,8 @@ impl Copied {
         }
         let mut written = Vec::new();
         if let Some((name, entries, numbers)) = &self.shard {
+            let fits = |entry: &Entry| self.dtype.check_rounded(&entry.name, &part(numbers, entry.range()));
+            entries.iter().try_for_each(fits).map_err(TrainError::of_model(Path::new(name)))?;
             write_tensors(&folder.join(name), entries, numbers, self.dtype).map_err(TrainError::of_model(folder))?;
             written.push(name);
         }

@@ -137,9 +137,7 @@ pub fn generate(
 ) -> (Vec<Group>, f64) {
     let (policy, metrics) = (policy(), Metrics::new());
     let (publisher, published) = weights();
-    let again = admission.totals().open_groups;
-    let new = PROMPTS - admission.totals().entered;
-    let prompts = Prompts::addition(1, 0).unwrap().limited(again + new);
+    let prompts = Prompts::addition(1, 0).unwrap().limited(PROMPTS);
     let generator = Generator::local(&policy).weights(published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5);
     let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
     let (arrived, settling) = (Arc::clone(&groups), admission.clone());

@@ -141,6 +141,8 @@ impl Rollouts {
             out::line(&format!("{fitting} samples: {}", file.display()))?;
         }
         if let Some(file) = &self.conversations {
+            // The same file may have two names.
+            prepare(file)?;
             export_conversations(file, self.again(fitting)?)?;
             out::line(&format!("{fitting} conversations: {}", file.display()))?;
         }

@@ -170,6 +170,12 @@ fn a_run_of_adapters_that_was_moved_is_exported_and_one_that_lost_its_base_is_ov
     fs::rename(path("run"), path("moved")).unwrap();
     export(&[&text("moved"), &text("whole")], 0);
     let (_, merged) = weights(&path("whole"));
+    // The adapters of the supervised part of a run are one folder deeper.
+    fs::create_dir(path("moved/sft")).unwrap();
+    fs::rename(path("moved/checkpoints"), path("moved/sft/checkpoints")).unwrap();
+    export(&[&text("moved/sft"), &text("supervised")], 0);
+    assert!(weights(&path("supervised")).1 == merged);
+    fs::rename(path("moved/sft/checkpoints"), path("moved/checkpoints")).unwrap();
     fs::rename(path("moved/base"), path("copy")).unwrap();
     let lost = export(&[&text("moved"), &text("lost")], 1);
     assert!(lost.contains("--base FOLDER") && !lost.contains("paths are relative"), "{lost}");

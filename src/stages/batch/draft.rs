@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Batcher, MissingGroup};
+use super::{Batcher, MissingGroup, Repeated};
 use crate::data::{Batch, Dropped, Group, Scored, Version};
 use crate::rollout::{Admission, Fate, STALE, SURPLUS};
 use crate::stages::train::{OnStale, staleness};
@@ -61,9 +61,13 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Counts a finished group, and moves groups whose turn has come into the choice.
-    pub fn arrive(&mut self, scored: Scored) {
+    /// Counts a finished group, and moves groups whose turn has come into the choice. Refuses one that came before.
+    pub fn arrive(&mut self, scored: Scored) -> Result<(), Repeated> {
         let id = scored.group().id();
+        let is_over = id < self.next && !self.choice.contains(&id) && !self.again.contains(&id);
+        if is_over || self.early.contains_key(&id) || self.ready.contains_key(&id) {
+            return Err(Repeated(id));
+        }
         if let Some(admission) = &self.batcher.admission {
             let dropped = u64::from(scored.dropped().is_some());
             admission.judged(1 - dropped, dropped);
@@ -71,6 +75,7 @@ impl<'a> Draft<'a> {
         }
         self.early.insert(id, scored);
         self.admit();
+        Ok(())
     }
 
     /// Returns the complete batch, or a part of it: the oldest ready groups, ordered by id.
@@ -107,10 +112,11 @@ impl<'a> Draft<'a> {
         Some(batch)
     }
 
-    /// Returns the oldest group that has not arrived, if finished groups wait for it.
+    /// Returns the oldest group that has not arrived, if later ones wait for it.
     pub fn awaited(&self) -> Option<MissingGroup> {
         let missing = *self.choice.iter().find(|id| !self.ready.contains_key(id))?;
-        (!self.early.is_empty()).then_some(MissingGroup { missing, waiting: self.early.len() })
+        let waiting = self.ready.keys().chain(self.early.keys()).filter(|id| **id > missing).count();
+        (waiting > 0).then_some(MissingGroup { missing, waiting })
     }
 
     /// Moves groups whose turn has come out of `early`.

@@ -95,12 +95,17 @@ struct MissingGroup {
     waiting: usize,
 }
 
+/// A group with the id of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("group {0} came twice, or was trained or dropped before: give each prompt an ordinal of its own (`Prompt::ordinal`)")]
+struct Repeated(u64);
+
 impl Batcher {
     /// Collects batches until the input ends. Returns the group without which they could not continue.
     fn collect(&self, io: &mut Io<Scored, Batch>) -> Result<Option<MissingGroup>, StageError> {
         let mut draft = Draft::new(self);
         while let Some(scored) = io.recv()? {
-            draft.arrive(scored);
+            draft.arrive(scored).map_err(StageError::new)?;
             while let Some(batch) = draft.close() {
                 io.send(batch)?;
             }
@@ -140,42 +145,62 @@ mod tests {
         Scored::new(Group { prompt, ..Group::default() }).unwrap()
     }
 
-    /// The error of a run whose source lacks group 0.
-    fn run_with_a_gap(window: u64) -> RunError {
+    /// The error of a run with batches of `size` groups, of these ids.
+    fn run_of(ids: impl IntoIterator<Item = u64>, size: usize, window: u64) -> RunError {
         let mut flow = Flow::new("gap");
         flow.stall_timeout(Duration::ZERO);
-        let source = from_iter((1..9).map(scored)).with(move |spec| spec.window(Window::new(window)));
+        let ids: Vec<u64> = ids.into_iter().collect();
+        let source = from_iter(ids.into_iter().map(scored)).with(move |spec| spec.window(Window::new(window)));
         let groups = flow.source("groups", source);
-        let batches = flow.stage("batch", groups, Batcher::groups(1));
+        let batches = flow.stage("batch", groups, Batcher::groups(size));
         flow.sink("seen", batches, |_: Batch| {});
         flow.run(Until::finished()).unwrap_err()
     }
 
     #[test]
     fn f7_a_stalled_run_names_the_group_that_did_not_arrive() {
-        let error = run_with_a_gap(2);
-        assert!(matches!(error, RunError::Stalled { .. }), "{error}");
-        let error = error.to_string();
-        assert!(error.contains("2 finished groups were not trained, because group 0 did not arrive"), "{error}");
+        for (ids, size, window, text) in [
+            (1..9, 1, 2, "2 finished groups were not trained, because group 0 did not arrive"),
+            (1..9, 4, 3, "3 finished groups were not trained, because group 0 did not arrive"),
+        ] {
+            let error = run_of(ids, size, window);
+            assert!(matches!(error, RunError::Stalled { .. }) && error.to_string().contains(text), "{error}");
+        }
     }
 
     #[test]
     fn f3_a_source_that_ends_before_a_group_arrived_is_an_error() {
-        let error = run_with_a_gap(100);
-        assert!(matches!(error, RunError::Failed { .. }), "{error}");
-        assert!(error.to_string().contains("8 finished groups were not trained"), "{error}");
+        for (ids, size, text) in [
+            ((1..9).collect::<Vec<_>>(), 1, "8 finished groups were not trained, because group 0 did not arrive"),
+            (vec![0, 1, 3], 4, "1 finished groups were not trained, because group 2 did not arrive"),
+        ] {
+            let error = run_of(ids, size, 100);
+            assert!(matches!(error, RunError::Failed { .. }) && error.to_string().contains(text), "{error}");
+        }
+    }
+
+    /// Law D4: a group replaces no other.
+    #[test]
+    fn a_group_that_comes_twice_ends_the_run_wherever_the_first_is() {
+        let in_the_choice = vec![0, 0];
+        let batched = vec![0, 1, 2, 3, 1];
+        let early = vec![5, 5];
+        for ids in [in_the_choice, batched, early] {
+            let (twice, size) = (ids[ids.len() - 1], 2);
+            let error = run_of(ids, size, 100).to_string();
+            assert!(error.contains(&format!("group {twice} came twice, or was trained or dropped before")), "{error}");
+        }
     }
 
     #[test]
     fn groups_that_wait_for_one_that_did_not_arrive_are_known() {
         let batcher = Batcher::groups(2);
         let mut draft = Draft::new(&batcher);
-        draft.arrive(scored(1));
-        assert_eq!((draft.close(), draft.awaited()), (None, None), "group 1 is in the choice");
-        draft.arrive(scored(2));
-        draft.arrive(scored(3));
-        assert_eq!((draft.close(), draft.awaited()), (None, Some(MissingGroup { missing: 0, waiting: 2 })));
-        draft.arrive(scored(0));
+        draft.arrive(scored(1)).unwrap();
+        assert_eq!((draft.close(), draft.awaited()), (None, Some(MissingGroup { missing: 0, waiting: 1 })));
+        [2, 3].into_iter().for_each(|id| draft.arrive(scored(id)).unwrap());
+        assert_eq!((draft.close(), draft.awaited()), (None, Some(MissingGroup { missing: 0, waiting: 3 })));
+        draft.arrive(scored(0)).unwrap();
         assert!(draft.close().is_some() && draft.close().is_some());
         assert_eq!(draft.awaited(), None);
     }

@@ -47,9 +47,13 @@ impl Pairing {
 
     /// Pairs of a group of whole rollouts. The losses compare samples, of which a rollout in parts has several.
     fn pairs_of(&self, group: &Group) -> Result<Vec<PairOf>, StageError> {
-        match group.samples.iter().find(|sample| sample.part > 0) {
-            Some(sample) => Err(StageError::new(sample.problem(IN_PARTS))),
-            None => Ok((self.0)(group)),
+        if let Some(sample) = group.samples.iter().find(|sample| sample.part > 0) {
+            return Err(StageError::new(sample.problem(IN_PARTS)));
+        }
+        let (pairs, count) = ((self.0)(group), group.samples.len());
+        match pairs.iter().flat_map(|pair| [pair.chosen, pair.rejected]).find(|at| *at >= count) {
+            Some(at) => Err(StageError::new(format!("group {}: the selector pairs sample {at} of {count}", group.id()))),
+            None => Ok(pairs),
         }
     }
 
@@ -96,7 +100,7 @@ mod tests {
     use crate::data::Prompt;
 
     #[test]
-    fn a_rollout_in_parts_is_in_no_pair_and_ends_the_run() {
+    fn a_rollout_in_parts_and_samples_that_are_not_there_are_in_no_pair_and_end_the_run() {
         let sample = |index: u32, part: u32| {
             let mut sample = Sample::begin(&Prompt::default(), index, &[1]);
             sample.push(2, -0.5, 1);
@@ -107,5 +111,8 @@ mod tests {
         assert!(masked(vec![sample(0, 0), sample(1, 0)]).is_ok());
         let error = masked(vec![sample(0, 0), sample(1, 0), sample(1, 1)]).unwrap_err().to_string();
         assert!(error.contains("sample 1 of group 0") && error.contains("[pairs]"), "{error}");
+        let beyond = Pairing::by(|_: &Group| vec![PairOf { chosen: 0, rejected: 2 }]);
+        let error = beyond.mask_others(&mut batch(vec![sample(0, 0), sample(1, 0)])).unwrap_err().to_string();
+        assert_eq!(error, "group 0: the selector pairs sample 2 of 2");
     }
 }

@@ -48,8 +48,9 @@ impl Prompts {
         Prompts { feed, metrics: None, left: None, map: None, curriculum: None, admission: None, again: None }
     }
 
-    /// Prompts of a file with a `prompt` and an `answer` on each line; other fields go to the
-    /// metadata. The first epoch keeps the file's order, and `seed` shuffles later ones.
+    /// Prompts of a file with a `prompt` on each line, and an `answer` if the reward compares with one; other
+    /// fields go to the metadata. The first epoch keeps the file's order, and `seed` shuffles later ones. Lines
+    /// without a prompt are skipped and counted (`data_records_skipped`).
     pub fn jsonl(path: impl AsRef<Path>, seed: u64) -> Result<Self, DataError> {
         Ok(Prompts::dataset(Mixed::open(&[DataSpec::new(path.as_ref())], seed, false)?))
     }
@@ -70,7 +71,7 @@ impl Prompts {
         Prompts { map: Some(Box::new(map)), ..self }
     }
 
-    /// Ends after `n` prompts.
+    /// Ends after `n` prompts. In a flow with admission a resumed run counts those that were settled before.
     pub fn limited(self, n: u64) -> Self {
         Prompts { left: Some(n), ..self }
     }
@@ -109,20 +110,19 @@ impl Prompts {
         })
     }
 
-    /// Returns prompts that were in flight, once each. Afterwards the stream continues where the
-    /// interrupted run stood.
-    fn next_again(&mut self) -> Result<Option<Prompt>, StageError> {
-        let Some(admission) = &self.admission else { return Ok(None) };
-        if self.again.is_none() {
-            let (prompts, stream) = admission.interrupted();
-            if let Some(stream) = stream {
-                self.feed.load_state(&stream)?;
-            }
-            admission.data(self.feed.save_state());
-            self.feed.announce(self.metrics.as_ref());
-            self.again = Some(prompts.into());
+    /// Takes the prompts that were in flight, once. The stream and its limit continue where the interrupted run
+    /// stood.
+    fn resume(&mut self) -> Result<(), StageError> {
+        let Some(admission) = self.admission.as_ref().filter(|_| self.again.is_none()) else { return Ok(()) };
+        let ((prompts, stream), totals) = (admission.interrupted(), admission.totals());
+        if let Some(stream) = stream {
+            self.feed.load_state(&stream)?;
         }
-        Ok(self.again.as_mut().and_then(VecDeque::pop_front))
+        admission.data(self.feed.save_state());
+        self.feed.announce(self.metrics.as_ref());
+        self.left = self.left.map(|left| left.saturating_sub(totals.entered.saturating_sub(totals.open_groups)));
+        self.again = Some(prompts.into());
+        Ok(())
     }
 }
 
@@ -130,19 +130,20 @@ impl Source for Prompts {
     type Out = Prompt;
 
     fn next(&mut self) -> Result<Option<Prompt>, StageError> {
+        self.resume()?;
         match &mut self.left {
             Some(0) => return Ok(None),
             Some(left) => *left -= 1,
             None => {}
         }
-        let prompt = match self.next_again()? {
-            Some(prompt) => Some(prompt),
-            None => Some(self.next_new()?),
+        let prompt = match self.again.as_mut().and_then(VecDeque::pop_front) {
+            Some(prompt) => prompt,
+            None => self.next_new()?,
         };
-        if let (Some(prompt), Some(admission)) = (&prompt, &self.admission) {
-            admission.enter(prompt);
+        if let Some(admission) = &self.admission {
+            admission.enter(&prompt);
         }
-        Ok(prompt)
+        Ok(Some(prompt))
     }
 
     fn attach(&mut self, context: &mut RunContext) {
