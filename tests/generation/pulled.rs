@@ -97,7 +97,7 @@ fn a_flow_ends_where_prompts_in_flight_have_one_ordinal() {
     let policy = policy();
     let (_publisher, generator) = generator(&policy);
     let mut flow = Flow::new("twice");
-    let source = flow.source("prompts", from_iter(prompts([3, 3]).into_iter()));
+    let source = flow.source("prompts", from_iter(prompts([3, 3])));
     let groups = flow.stage("generate", source, generator);
     flow.sink("groups", groups, drop::<Group>);
     let twice = flow.run(Until::finished()).unwrap_err().to_string();
