@@ -97,7 +97,7 @@ struct MissingGroup {
 
 /// A group with the id of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("group {0} came twice, or was trained or dropped before: give each prompt an ordinal of its own (`Prompt::ordinal`)")]
+#[error("group {0} came twice, or was trained or dropped before: no two prompts may have one `Prompt::ordinal`")]
 struct Repeated(u64);
 
 impl Batcher {
