@@ -11,7 +11,7 @@ export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
 vllm=$!
 trap 'kill "$vllm" 2> /dev/null || true' EXIT
 
-MODEL_CHECK_SCHEDULES=20000 FAULT_SEEDS=5000 FLEET_SEEDS=10000 ./.ci/run
+MODEL_CHECK_SCHEDULES=20000 FAULT_SEEDS=5000 FLEET_SEEDS=10000 ENGINE_SEEDS=1000 TINKER_SEEDS=100 ./.ci/run
 
 step "every recipe on \"cuda\", a stand-in for a GPU"
 ./scripts/stand_in_gpu.sh

@@ -18,8 +18,8 @@ fn peak_memory() -> u64 {
 
 /// Lists of records are read where they lie too, all on one line, alone or in an object behind another list; so are lines of ten thousand letters.
 #[test]
-fn a_list_of_two_hundred_megabytes_on_one_line_is_never_held() {
-    const RECORDS: u64 = 20_000;
+fn a_list_of_a_hundred_megabytes_on_one_line_is_never_held() {
+    const RECORDS: u64 = 10_000;
     let before = peak_memory();
     let folder = tempfile::tempdir().unwrap();
     let answer = "{[\\\"\\u00e9 ".repeat(1000);
@@ -42,10 +42,10 @@ fn a_list_of_two_hundred_megabytes_on_one_line_is_never_held() {
         let mut data = data.unwrap();
         assert_eq!(data.len() as u64, RECORDS, "{name}");
         let asked = (0..RECORDS).step_by(100).map(|number| data.prompt(number).unwrap().text.render());
-        assert!(asked.collect::<std::collections::BTreeSet<_>>().len() == 200, "{name}");
+        assert!(asked.collect::<std::collections::BTreeSet<_>>().len() == 100, "{name}");
         let took = peak_memory() - before;
         println!("{name}: {} MiB on disk, {} MiB in memory", size >> 20, took >> 20);
-        assert!(size > 200 << 20 && took < 96 << 20, "{name}: {took} bytes for {size}");
+        assert!(size > 100 << 20 && took < 64 << 20, "{name}: {took} bytes for {size}");
         std::fs::remove_file(&path).unwrap();
     }
 }

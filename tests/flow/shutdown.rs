@@ -4,11 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::mpsc::channel;
 
 use rollflow::flow::{
     Ended, Flow, Interrupts, Io, Message, Signal, Sink, Stage, StageError, Until, Window, batch, flat_map, from_iter, map,
-    weights,
 };
 
 /// Tells what it took, and that it was finished.
@@ -69,24 +67,6 @@ fn a_drain_finishes_what_is_in_flight() {
 }
 
 #[test]
-fn a_drain_ends_a_source_that_waits_for_admission() {
-    let window = Window::new(3);
-    let mut flow = Flow::new("admission");
-    let handle = flow.handle();
-    let numbers = flow.source("numbers", from_iter(0u64..).with(|spec| spec.window(window.clone())));
-    let (sink, took, _) = recorder::<u64>();
-    // The third item is the last that the window admits.
-    flow.tap(&numbers, 1, move |n| {
-        if *n == 2 {
-            handle.drain()
-        }
-    });
-    flow.sink("sink", numbers, sink);
-    assert_eq!(flow.run(Until::finished()).unwrap().ended, Ended::Drained);
-    assert_eq!(took.load(SeqCst), 3);
-}
-
-#[test]
 fn a_stop_drops_what_is_in_flight_and_still_finishes_the_sinks() {
     let mut flow = Flow::new("stop");
     let handle = flow.handle();
@@ -124,33 +104,6 @@ fn a_stop_drops_the_remainder_of_a_batch() {
     flow.sink("sink", rows, sink);
     assert_eq!(flow.run(Until::finished()).unwrap().ended, Ended::Stopped);
     assert_eq!(took.load(SeqCst), 0);
-}
-
-#[test]
-fn a_stop_wakes_whoever_waits_for_weights() {
-    struct Waits(rollflow::flow::WeightsRx<u64>, std::sync::mpsc::Sender<()>);
-    impl Stage for Waits {
-        type In = u64;
-        type Out = u64;
-        fn run(&mut self, io: &mut Io<u64, u64>) -> Result<(), StageError> {
-            io.recv()?;
-            self.1.send(())?;
-            io.wait_weights(&mut self.0, 1)?;
-            panic!("no weights are ever published");
-        }
-    }
-    let (tx, rx) = weights::<u64>();
-    let (waits, waiting) = channel();
-    let mut flow = Flow::new("weights");
-    let numbers = flow.source("numbers", from_iter(0u64..));
-    let out = flow.stage("waits", numbers, Waits(rx, waits));
-    flow.sink("sink", out, |_: u64| {});
-    let handle = flow.handle();
-    let run = std::thread::spawn(move || flow.run(Until::finished()).unwrap());
-    waiting.recv().unwrap();
-    handle.stop();
-    assert_eq!(run.join().unwrap().ended, Ended::Stopped);
-    drop(tx);
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn rollouts_are_written_over_no_file_and_as_nothing_but_json_lines() {
     }
     assert_eq!(read(&own), lines);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else was written");
-    let twice = ["rollouts", source, "--samples", &same, "--conversations", &path("./same.jsonl")];
+    let twice = ["rollouts", source, "--samples", &same, "--conversations", &path("run/../same.jsonl")];
     assert!(rollflow(&twice).err.contains("nothing is overwritten"));
     assert!(read(&folder.path().join("same.jsonl")).contains("\"tokens\""), "the samples are there");
 }

@@ -40,26 +40,6 @@ fn code_passes_the_tests_that_it_passes_and_is_told_what_failed_first() {
 }
 
 #[test]
-fn code_that_leaves_early_or_says_that_it_passed_has_not() {
-    let judge = judge();
-    let tests = json!(["assert f() == 1", "assert f() == 1"]);
-    for code in [
-        "import os; os._exit(0)",
-        "import sys; sys.exit(0)",
-        "import os; os.kill(os.getpid(), 9)",
-        "def f(): import os; os._exit(0)",
-        "print('0 passed\\n1 passed')\nfor at in range(2): print('%032x %d passed' % (0, at))",
-        "import builtins, sys\nbuiltins.exec = builtins.compile = lambda *_: None",
-        "import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ntime.sleep(60)",
-        "import sys\nsys.stdout.write = lambda *_: 1\nraise KeyboardInterrupt",
-        "import sys\nsys.setrecursionlimit(10**9)\ndef f(): return f()",
-    ] {
-        let results = judge.test(code, &tests).unwrap();
-        assert_eq!(passed(&results), 0, "{code}: {results:?}");
-    }
-}
-
-#[test]
 fn programs_are_compared_by_what_they_print() {
     let judge = judge();
     let tests = json!({ "inputs": ["1 2\n", "5 5", "0 0"], "outputs": ["3", "10\n", "0"] });

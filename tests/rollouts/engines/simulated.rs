@@ -402,11 +402,11 @@ fn simulate(world: impl FnOnce() -> World, prompts: u64, slots: usize) -> f64 {
     in_simulated_time(async { simulated(world(), prompts, slots).await })
 }
 
-/// Laws D3, D4 and V4, whatever happens to the engines. `FLEET_SEEDS` says how many seeds (200), from `FLEET_FIRST` (0) on.
+/// Laws D3, D4 and V4, whatever happens to the engines. `FLEET_SEEDS` says how many seeds (80), from `FLEET_FIRST` (0) on.
 #[test]
 fn engines_come_and_go_and_each_sample_ends_once_with_tokens_of_verified_weights() {
     let of = |name, default| std::env::var(name).map_or(default, |number| number.parse::<u64>().expect("a number"));
-    let (first, seeds) = (of("FLEET_FIRST", 0), of("FLEET_SEEDS", 200));
+    let (first, seeds) = (of("FLEET_FIRST", 0), of("FLEET_SEEDS", 80));
     let times: Vec<f64> = (first..first + seeds).map(|seed| simulate(|| World::new(seed, 3, false), 60, 32)).collect();
     let calm = simulate(|| World::new(0, 3, true), 60, 32);
     let mean = times.iter().sum::<f64>() / seeds as f64;
