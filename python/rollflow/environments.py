@@ -42,7 +42,9 @@ class Environments:
         methods = [member for _, member in inspect.getmembers(make, inspect.isfunction)] if inspect.isclass(make) else []
         # `tasks` is asked before the first episode.
         called = self.functions + [method for method in methods if not method.__name__.startswith("_") and method.__name__ != "tasks"]
-        self.is_async = bool(called) and all(is_async(function) for function in called)
+        own = bool(called) and all(is_async(function) for function in called)
+        # A reward function that does not wait would hold up the event loop.
+        self.is_async = own and (self.reward is None or self.reward.is_async)
         for function in self.functions:
             describe(function)
         if make is not None:

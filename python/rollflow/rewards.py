@@ -71,12 +71,13 @@ class Reward:
     async def batch(self, question, more):
         samples = question["samples"]
         prompt = question.get("messages", question["prompt"])
-        parts = {}
+        logged = {}
         rows = [columns(sample["metadata"]) for sample in samples]
         values = {name: [row.get(name) for row in rows] for name in sorted({key for row in rows for key in row})}
 
         def log_metric(name, value):
-            parts.update(parts_of({name: value}))
+            for key, part in parts_of({name: value}).items():
+                logged.setdefault(key, []).append(part)
 
         values.update(
             prompts=[prompt] * len(samples),
@@ -92,6 +93,8 @@ class Reward:
             raise Refused(f"the reward function returned {short(results)}; it must return a list with a number for each completion")
         if len(results) != len(samples):
             raise Refused(f"the reward function returned {len(results)} rewards for {len(samples)} completions")
+        # As in TRL, several calls count as their mean.
+        parts = {name: sum(of) / len(of) for name, of in logged.items()}
         return [with_parts(entry_at(at, result), parts) for at, result in enumerate(results)]
 
     def verl(self, question, sample):

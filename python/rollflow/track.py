@@ -38,7 +38,7 @@ class Wandb:
         self.run.log({"samples": self.module.Table(columns=COLUMNS, data=rows)}, step=step)
 
     def finish(self, state):
-        # As the run's own exit code.
+        # 0 for a run that finished or was drained.
         self.run.finish(exit_code=0 if state in ("finished", "drained") else 1)
 
 

@@ -156,6 +156,16 @@ class Served(unittest.TestCase):
             self.assertEqual(asyncio.run(reward.answer(question)), {"rewards": [1.0]}, function.__name__)
         self.assertEqual(Reward(lambda completion, level: 1.0, knows=("level",)).needs, set())
 
+    def test_a_metric_that_is_logged_several_times_is_its_mean(self):
+        def lengths(completions, log_metric):
+            for completion in completions:
+                log_metric("length", len(completion))
+            return [1.0] * len(completions)
+
+        samples = [{"response": "a" * n, "status": "completed", "metadata": {}} for n in (1, 3)]
+        rewards = asyncio.run(Reward(lengths).answer({"prompt": "", "samples": samples}))["rewards"]
+        self.assertEqual(rewards, [{"reward": 1.0, "parts": {"length": 2.0}}] * 2)
+
     def test_a_column_has_its_own_value_in_every_signature(self):
         metadata = {"answer": "2", "answer_of_record": 2, "solution": "long", "ground_truth": {"target": ["2"]}}
         question = {"prompt": "1+1", "samples": [{"response": "2", "status": "completed", "metadata": metadata}]}
