@@ -14,7 +14,7 @@ use crate::model::Dtype;
 use crate::settings::declare::section;
 use crate::settings::error::RecipeErrors;
 use crate::settings::setting::{
-    FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS, UP_TO_ONE,
+    FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS, UP_TO_ONE,
 };
 use crate::stages::pairs::Pairing;
 use crate::stages::train::RewardKl;
@@ -57,9 +57,10 @@ section! {
         kl_reward: Option<KlReward> = None;
         /// Coefficient of the entropy bonus, the mean over the step's trained tokens.
         entropy_coef: f64 = 0.0, FINITE;
-        /// Share of the step's tokens that are trained on, those of highest entropy. Below 1 it
-        /// costs a second forward pass if the batch is cut into micro-batches.
-        top_entropy: f64 = 1.0, SHARE;
+        /// Share of the step's tokens that are trained on, those of highest entropy; 0 leaves the
+        /// highest alone. Below 1 it costs a second forward pass if the batch is cut into
+        /// micro-batches.
+        top_entropy: f64 = 1.0, UP_TO_ONE;
         /// Completions of negative advantage are not trained on if their mean log-probability has
         /// fallen by more than this, in nats.
         off_policy_threshold: Option<f64> = None, FINITE_IF_GIVEN;

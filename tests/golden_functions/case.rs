@@ -46,7 +46,7 @@ impl Case {
     pub fn kind(&self) -> &str {
         let kind = self.name.split('/').next().unwrap_or(&self.name);
         match self.family.as_str() {
-            "transformers_logits_processors" | "trl_dpo_loss" | "trl_reward_loss" | "trl_sft_loss" => {
+            "transformers_logits_processors" => {
                 kind[..kind.find(|c: char| c.is_ascii_digit()).unwrap_or(kind.len())].trim_end_matches('_')
             }
             _ => kind,
@@ -125,6 +125,11 @@ pub fn count(value: &Value) -> Option<f64> {
         Value::Object(_) => tensor(value).data.first().copied(),
         value => Some(number(value)),
     }
+}
+
+/// A number of the results; NaN where there is none.
+pub fn scalar(value: &Value) -> f64 {
+    count(value).unwrap_or(f64::NAN)
 }
 
 pub fn tensor(value: &Value) -> Tensor {

@@ -4,12 +4,13 @@ use rollflow::algo::{ComparedToken, Divergence, Importance, Level, LogProbGap, O
 use serde_json::Value;
 
 use crate::aggregation::GUARD;
-use crate::case::{Case, Tensor};
+use crate::case::{Case, Tensor, scalar};
 use crate::packing::Packing;
 
 /// TRL's `vllm_importance_sampling_mode`. Without a log-probability from the engine a token counts as on policy.
 pub fn trl(case: &Case) -> Result<(), String> {
-    case.only("config", &["beta", "num_generations", "vllm_importance_sampling_mode", "clip_min", "clip_max"])?;
+    let known = ["vllm_importance_sampling_mode", "clip_min", "clip_max", "mask_truncated_completions"];
+    case.only("config", &[&known[..], &["beta", "num_generations"]].concat())?;
     let config = &case.value["config"];
     // `null` is no bound.
     let max = match config.get("clip_max") {
@@ -34,10 +35,15 @@ pub fn trl(case: &Case) -> Result<(), String> {
     let (factors, metrics) = correction.factors(&trainer, &trainer, &behaviour, &packing.sequences);
 
     let expected = case.expected("importance_sampling_ratio")?;
+    // Padding has ratio 1 in TRL, which its bounds hold for too.
+    let (lowest, highest) = (min.unwrap_or(0.0), max);
+    let padding = match mask {
+        true => f64::from(u8::from((lowest..=highest).contains(&1.0))),
+        false => 1f64.max(lowest).min(highest),
+    };
     let found = match level {
-        // TRL leaves padding at ratio 1.
-        Level::Token => packing.unpack_over(&factors, 1.0),
-        _ => packing.sequences.iter().map(|at| if at.is_empty() { 1.0 } else { factors[at.start] }).collect(),
+        Level::Token => packing.unpack_over(&factors, padding),
+        _ => packing.sequences.iter().map(|at| if at.is_empty() { padding } else { factors[at.start] }).collect(),
     };
     case.close("importance_sampling_ratio", &found, &expected)?;
 
@@ -50,12 +56,12 @@ pub fn trl(case: &Case) -> Result<(), String> {
             "sampling/importance_sampling_ratio/min" => weights.iter().copied().fold(f64::INFINITY, f64::min),
             "sampling/importance_sampling_ratio/max" => weights.iter().copied().fold(f64::NEG_INFINITY, f64::max),
             "sampling/importance_sampling_ratio/mean" if level == Level::Token => metrics.weights.mean(),
-            "sampling/importance_sampling_ratio/mean" => metrics.weights.sequences.mean(),
+            "sampling/importance_sampling_ratio/mean" => weights.iter().sum::<f64>() / weights.len() as f64,
             // What the rewards were is `trl_grpo_advantages`'s matter.
             name if name.starts_with("reward") || name == "frac_reward_zero_std" => continue,
             name => return Err(format!("metric {name} is unknown")),
         };
-        case.close_single(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
+        case.close_single(name, actual, scalar(expected))?;
     }
     Ok(())
 }
@@ -95,7 +101,7 @@ pub fn weights(case: &Case) -> Result<(), String> {
             }
             of => spread(seen, of, 1.0)?,
         };
-        close(case, name, actual, expected.as_f64().unwrap_or(f64::NAN), max)?;
+        close(case, name, actual, scalar(expected), max)?;
     }
     Ok(())
 }
@@ -127,7 +133,7 @@ pub fn rejection(case: &Case) -> Result<(), String> {
     case.close("mask", &packing.unpack(&factors), &case.expected("mask")?)?;
     let each: Vec<_> = reject.iter().map(|of| judged(vec![of.clone()]).1).collect();
     for (name, expected) in case.value["expected"]["metrics"].as_object().into_iter().flatten() {
-        let expected = expected.as_f64().unwrap_or(f64::NAN);
+        let expected = scalar(expected);
         let of_option = |at: usize| Some((at, name.strip_prefix(&format!("rollout_rs_{}_", modes[at]))?));
         let Some((at, of)) = (0..modes.len()).find_map(of_option) else {
             let actual = match name.as_str() {
@@ -197,7 +203,7 @@ pub fn off_policy(case: &Case) -> Result<(), String> {
             "chi2_seq" => mean(sequences.chi2() * seen, 0.0),
             name => return Err(format!("metric {name} is unknown")),
         };
-        case.close_number(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
+        case.close_number(name, actual, scalar(expected))?;
     }
     Ok(())
 }

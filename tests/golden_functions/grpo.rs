@@ -4,7 +4,7 @@ use rollflow::algo::{
     Aggregation, BatchSize, Cispo, Grpo, KlLoss, Level, Loss, LossChoice, LossInputs, LossMetrics, PolicyLoss, Sapo, Vespo,
 };
 
-use crate::case::{Case, Tensor};
+use crate::case::{Case, Tensor, scalar};
 use crate::packing::Packing;
 
 const INPUTS: &[&str] = &[
@@ -17,6 +17,7 @@ const INPUTS: &[&str] = &[
     "ref_per_token_logps",
     "sampling_per_token_logps",
     "importance_sampling_ratio",
+    "tool_mask",
 ];
 
 const CONFIG: &[&str] = &[
@@ -144,7 +145,10 @@ pub fn loss(case: &Case) -> Result<(), String> {
     let loss = resolved.loss()?;
     let scale = resolved.scale()?;
 
-    let mask = case.needed("completion_mask")?;
+    let mut mask = case.needed("completion_mask")?;
+    if let Some(own) = case.input("tool_mask") {
+        mask.data.iter_mut().zip(own.data).for_each(|(trained, own)| *trained *= own);
+    }
     let packing = Packing::new(&mask);
     let column = |name: &str| case.input(name).map(|tensor| packing.pack(&tensor));
     let log_probs = packing.pack(&case.needed("per_token_logps")?);
@@ -210,7 +214,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
             "vespo/phi_seq_mean" => continue,
             name => return Err(format!("metric {name} is unknown")),
         };
-        let expected = expected.as_f64().unwrap_or(f64::NAN);
+        let expected = scalar(expected);
         // TRL counts clipped tokens in single precision.
         match name.contains("clip_ratio") {
             true => case.close_single(name, actual, expected)?,

@@ -9,14 +9,19 @@ pub fn statistics(case: &Case) -> Result<(), String> {
     let (values, mask) = (case.needed("values")?, case.needed("mask")?);
     let mask: Vec<f32> = mask.data.iter().map(|&mask| mask as f32).collect();
     let inputs = &case.value["inputs"];
-    let by_row = match inputs["axis"].as_i64() {
-        None => false,
-        Some(-1 | 1) => true,
+    let columns = values.shape.get(1).copied().unwrap_or(1);
+    // The stretch of each part, and the distance from one of its numbers to the next.
+    let (parts, step) = match inputs["axis"].as_i64() {
+        None => (vec![0..values.data.len()], 1),
+        Some(-1 | 1) => ((0..values.shape[0]).map(|row| row * columns..(row + 1) * columns).collect(), 1),
+        Some(-2 | 0) => ((0..columns).map(|column| column..values.data.len()).collect(), columns),
         Some(axis) => return Err(format!("axis is {axis}")),
     };
     let each = |of: fn(&[f64], &[f32]) -> f64| -> Vec<f64> {
-        let part = if by_row { values.shape[1] } else { values.data.len() };
-        values.data.chunks(part).zip(mask.chunks(part)).map(|(values, mask)| of(values, mask)).collect()
+        let part = |at: &std::ops::Range<usize>| -> (Vec<f64>, Vec<f32>) {
+            at.clone().step_by(step).map(|at| (values.data[at], mask[at])).unzip()
+        };
+        parts.iter().map(part).map(|(values, mask)| of(&values, &mask)).collect()
     };
     let called = case.value["called"].as_str().ok_or("what was called is missing")?;
     let found = match called.trim_start_matches("torch_functional.") {

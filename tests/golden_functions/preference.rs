@@ -5,7 +5,7 @@ use rollflow::algo::{
 };
 use serde_json::Value;
 
-use crate::case::{Case, Tensor};
+use crate::case::{Case, Tensor, scalar};
 use crate::packing::Packing;
 
 const CONFIG: &[&str] = &[
@@ -54,7 +54,7 @@ pub fn dpo(case: &Case) -> Result<(), String> {
     case.close("grad_per_token_logps", &packing.unpack(&output.grad), &case.expected("grad_per_token_logps")?)?;
     for (name, expected) in case.value["expected"]["metrics"].as_object().into_iter().flatten() {
         let actual = metric(name, &output.metrics.pairs)?;
-        case.close_number(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
+        case.close_number(name, actual, scalar(expected))?;
     }
     Ok(())
 }
@@ -128,7 +128,7 @@ pub fn reward(case: &Case) -> Result<(), String> {
             "num_tokens" | "min_reward" | "mean_reward" | "max_reward" => continue,
             name => return Err(format!("metric {name} is unknown")),
         };
-        case.close_number(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
+        case.close_number(name, actual, scalar(expected))?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use rollflow::algo::{
     Aggregation, BatchSize, Grpo, KlForm, Loss, LossInputs, Missing, PolicyLoss, Rules, kl_per_token, leave_one_out, masked_mean,
 };
 
-use crate::case::Case;
+use crate::case::{Case, scalar};
 use crate::packing::Packing;
 use crate::rewards::combined;
 
@@ -13,7 +13,9 @@ pub fn advantages(case: &Case) -> Result<(), String> {
     const LOG_PROBS: [&str; 3] = ["old_per_token_logps", "ref_per_token_logps", "sampling_logps"];
     let texts = ["rewards_per_func", "prompt_ids", "completion_ids", "eos_token_id", "pad_token_id"];
     case.only("inputs", &[&texts[..], &LOG_PROBS].concat())?;
-    case.only("config", &["beta", "normalize_advantages", "num_generations", "reward_weights", "reward_clip_range"])?;
+    // Truncated answers are those that the recorded mask leaves out.
+    let known = ["normalize_advantages", "reward_weights", "reward_clip_range", "mask_truncated_completions"];
+    case.only("config", &[&known[..], &["beta", "num_generations"]].concat())?;
     let config = &case.value["config"];
     let group_size = config["num_generations"].as_u64().ok_or("num_generations is missing")? as usize;
     let per_function = case.needed("rewards_per_func")?;
@@ -38,11 +40,7 @@ pub fn advantages(case: &Case) -> Result<(), String> {
         for (reward, at) in rewards.iter_mut().zip(&packing.sequences) {
             *reward -= beta * costs[at.clone()].iter().sum::<f64>();
         }
-        case.close_single(
-            "kl",
-            masked_mean(&costs, &vec![1.0; own.len()]),
-            case.value["expected"]["metrics"]["kl"].as_f64().unwrap_or(f64::NAN),
-        )?;
+        case.close_single("kl", masked_mean(&costs, &vec![1.0; own.len()]), scalar(&case.value["expected"]["metrics"]["kl"]))?;
     }
 
     let groups: Vec<&[f64]> = rewards.chunks(group_size).collect();
@@ -93,7 +91,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
             "clip_ratio/high_max" => metrics.clip_high_max.unwrap_or(f64::NAN),
             name => return Err(format!("metric {name} is unknown")),
         };
-        case.close_single(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
+        case.close_single(name, actual, scalar(expected))?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use rollflow::algo::{Decay, Schedule};
 
-use crate::case::Case;
+use crate::case::{Case, scalar};
 
 pub fn schedule(case: &Case) -> Result<(), String> {
     case.only("inputs", &["lr", "num_warmup_steps", "num_training_steps"])?;
@@ -31,7 +31,7 @@ pub fn schedule(case: &Case) -> Result<(), String> {
     let schedule = Schedule { lr, decay, warmup_steps, total_steps, floor };
     let expected = case.value["expected"]["lr_at_step"].as_array().ok_or("lr_at_step is missing")?;
     for (step, rate) in expected.iter().enumerate() {
-        case.close_number(&format!("lr at step {step}"), schedule.at(step as u64), rate.as_f64().unwrap_or(f64::NAN))?;
+        case.close_number(&format!("lr at step {step}"), schedule.at(step as u64), scalar(rate))?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use rollflow::data::Sample;
 use rollflow::recipe::NoKeys;
 use rollflow::train::collate_in;
 
-use crate::case::{Case, count};
+use crate::case::{Case, count, scalar};
 use crate::objective::{entropy, log_softmax_at, objective};
 
 /// Labels of this value are not trained.
@@ -73,7 +73,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
             "num_tokens" => read.len() as f64,
             name => return Err(format!("metric {name} is unknown")),
         };
-        case.close_single(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
+        case.close_single(name, actual, scalar(expected))?;
     }
     Ok(())
 }

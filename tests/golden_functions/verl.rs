@@ -8,7 +8,7 @@ use rollflow::recipe::NoKeys;
 use serde_json::{Map, Value};
 
 use crate::aggregation::{BATCH, verl_weights};
-use crate::case::Case;
+use crate::case::{Case, scalar};
 use crate::packing::Packing;
 
 const CONFIG: &[&str] = &[
@@ -45,7 +45,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
             ("actor/pg_clipfrac" | "actor/pg_clipfrac_lower" | "actor/ppo_kl", _) => continue,
             (name, _) => return Err(format!("metric {name} is unknown")),
         };
-        case.close_single(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
+        case.close_single(name, actual, scalar(expected))?;
     }
     Ok(())
 }

@@ -63,8 +63,8 @@ pub struct PolicyLoss {
     pub log_ratio_limits: [f64; 2],
     /// KL penalty. It needs reference log-probabilities.
     pub kl_loss: Option<KlLoss>,
-    /// Share of the tokens that are trained, those of highest entropy in the optimizer batch. 1
-    /// trains all.
+    /// Share of the tokens that are trained, those of highest entropy in the optimizer batch: 1
+    /// trains all, 0 the highest alone.
     pub top_entropy: f64,
     /// Mean `behaviour − θ` above which a sequence of negative advantage is dropped
     /// (DeepSeek-V3.2's off-policy mask).
@@ -224,7 +224,7 @@ impl PolicyLoss {
         }
         let [lowest, highest] = self.log_ratio_limits;
         let rules = [
-            (self.top_entropy > 0.0 && self.top_entropy <= 1.0, "top_entropy", "it is a share, above 0 and at most 1"),
+            ((0.0..=1.0).contains(&self.top_entropy), "top_entropy", "it is a share, from 0 to 1"),
             (lowest < 0.0 && highest > 0.0, "log_ratio_limits", "they must lie on both sides of 0"),
             (self.entropy_coef.is_finite(), "entropy_coef", "it must be finite"),
         ];
@@ -264,10 +264,11 @@ fn entropy_floor(share: f64, entropies: &[f64]) -> f64 {
     }
     let mut sorted = entropies.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let at = (1.0 - share) * (sorted.len() - 1) as f64;
-    let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
-    // Entropies come from single-precision tensors, and so does TRL's threshold; a double would cut the median token itself.
-    f64::from((below + (above - below) * at.fract()) as f32)
+    // Rank and threshold are in single precision, as the entropies are: a double would cut tokens at the threshold itself.
+    let at = (1.0 - share) as f32 * (sorted.len() - 1) as f32;
+    let (below, above) = (sorted[at.floor() as usize] as f32, sorted[at.ceil() as usize] as f32);
+    let (step, weight) = (above - below, at.fract());
+    f64::from(if weight < 0.5 { below + step * weight } else { above - step * (1.0 - weight) })
 }
 
 /// Mean `behaviour − θ` over the tokens that have both.

@@ -386,6 +386,19 @@ fn a_divergence_that_is_unbiased_pulls_as_k2_does_whatever_its_value() {
     assert_eq!([pull(true, true), pull(true, false)], [(-0.5, vec![1.0, -3.0]), (-0.5, vec![1.0, -3.0])]);
 }
 
+/// Where a rank is a whole number but for rounding, the threshold is torch's, whose `quantile` works in single precision.
+#[test]
+fn the_tokens_of_highest_entropy_are_those_that_torchs_quantile_leaves() {
+    for (share, tokens, left) in [(0.4, 46, 18), (0.4, 45, 18), (0.4, 51, 20), (0.0, 9, 1), (0.9, 9, 8)] {
+        let (log_probs, advantages) = (vec![-1.0; tokens], vec![1.0; tokens]);
+        let mut columns = Columns::of(&log_probs, &log_probs, &advantages, &[0..tokens]);
+        columns.entropies = (1..=tokens).map(|at| 0.125 * at as f64).collect();
+        let output = columns.evaluate(&PolicyLoss { top_entropy: share, ..PolicyLoss::default() });
+        let kept = output.grad.iter().filter(|slope| **slope != 0.0).count();
+        assert_eq!(kept, left, "{share} of {tokens}");
+    }
+}
+
 #[test]
 fn what_does_not_go_together_is_refused_with_the_reason() {
     let refused = |loss: PolicyLoss| loss.evaluate(&LossInputs::default()).unwrap_err().to_string();
@@ -400,7 +413,7 @@ fn what_does_not_go_together_is_refused_with_the_reason() {
     assert!(refused(Dro { beta: 0.0 }.into()).contains("above 0"));
     assert!(refused(Sapo { tau_pos: 0.0, ..Sapo::default() }.into()).contains("above 0"));
     assert!(refused(ClipCov { share: 0.1, min: 1.0, max: 1.0, ..ClipCov::default() }.into()).contains("no covariance"));
-    assert!(refused(PolicyLoss { top_entropy: 0.0, ..PolicyLoss::default() }).contains("a share"));
+    assert!(refused(PolicyLoss { top_entropy: -0.1, ..PolicyLoss::default() }).contains("a share"));
     assert!(refused(LossChoice::Dpo(Dpo::default()).into()).contains("a loss of pairs"));
 }
 
