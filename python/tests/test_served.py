@@ -73,6 +73,8 @@ class Served(unittest.TestCase):
                 yield "1+1="
 
         self.assertTrue(Environments(Waits).is_async)
+        # An environment without a grade is judged by a function, which counts too.
+        self.assertFalse(Environments(Waits, reward=lambda completion: 1.0).is_async)
         Waits.close = lambda self: None
         self.assertFalse(Environments(Waits).is_async)
 

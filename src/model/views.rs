@@ -124,8 +124,9 @@ impl Linear {
 
     fn by_panels(&self, x: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
         let has_gradients = [x, &self.weight].into_iter().chain(bias).any(Tensor::requires_grad);
-        let panels = (!has_gradients).then(|| self.panels.get_or_init(|| Panels::new(&self.weight)).as_ref());
-        panels.flatten()?.linear(x, bias)
+        let suits = !has_gradients && Panels::suit(x);
+        let panels = suits.then(|| self.panels.get_or_init(|| Panels::new(&self.weight)).as_ref());
+        Some(panels.flatten()?.linear(x, bias))
     }
 }
 

@@ -44,11 +44,15 @@ impl Panels {
         suits.then(|| Panels { numbers: call(|out| unsafe { rollflow_panels(out, raw(weight)) }), columns: weight.size()[0] })
     }
 
-    /// The bits of [`linear`], without gradients. `None` if libtorch's product is faster.
-    pub fn linear(&self, x: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
-        let suits = takes(&[x]) && x.dim() == 2 && x.is_contiguous() && x.size()[0] >= ROWS[0];
+    /// Returns true if a product of `x` by panels is faster than libtorch's.
+    pub fn suit(x: &Tensor) -> bool {
+        takes(&[x]) && x.dim() == 2 && x.is_contiguous() && x.size()[0] >= ROWS[0]
+    }
+
+    /// The bits of [`linear`], without gradients, of rows that [`suit`](Self::suit).
+    pub fn linear(&self, x: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let bias = bias.map_or(std::ptr::null_mut(), raw);
-        suits.then(|| call(|out| unsafe { rollflow_linear_by_panels(out, raw(x), raw(&self.numbers), self.columns, bias) }))
+        call(|out| unsafe { rollflow_linear_by_panels(out, raw(x), raw(&self.numbers), self.columns, bias) })
     }
 }
 

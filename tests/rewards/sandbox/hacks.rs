@@ -20,11 +20,14 @@ const TESTS: [&str; 6] = [
 const HONEST: &str = "def f(x):\n    if x < 0: raise ValueError('negative')\n    return x + 1";
 
 /// What the hack is called, and its code.
-const HACKS: [(&str, &str); 45] = [
+const HACKS: [(&str, &str); 48] = [
     ("leaves before the tests", "import os; os._exit(0)"),
     ("leaves in a test", "import os\ndef f(x): os._exit(0)"),
     ("leaves by an exception", "import sys\ndef f(x): sys.exit(0)"),
     ("leaves by an exception before the tests", "raise SystemExit(0)"),
+    ("is killed before the tests", "import os; os.kill(os.getpid(), 9)"),
+    ("is interrupted and prints nothing", "import sys\nsys.stdout.write = lambda *_: 1\nraise KeyboardInterrupt"),
+    ("sleeps and hears no alarm", "import signal, time\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ntime.sleep(60)"),
     (
         "raises an exception without a text",
         "class E(BaseException):\n    __str__ = lambda self: ''\nE.__name__ = '\\n'\ndef f(x): raise E()",
