@@ -19,6 +19,12 @@ use crate::data::{ChatMessage, Metadata, Prompt, PromptText};
 /// state its turns are replayed from the start, and the environment must answer them in the same
 /// way.
 pub trait Environment: Send {
+    /// Waits until the next call may begin, for an environment that shares something with others. The
+    /// wait doesn't count for the call's deadline, and what is returned is held until the call ends.
+    fn room(&mut self) -> Result<Room, EnvError> {
+        Ok(Box::new(()))
+    }
+
     /// Starts the episode. Returns the conversation that the model reads before its first turn.
     fn reset(&mut self, episode: &Episode, deadline: Instant) -> Result<Vec<ChatMessage>, EnvError>;
 
@@ -66,6 +72,9 @@ pub trait Environment: Send {
 /// Role of a message that is a plain text to continue, without a chat template. It is the only
 /// message of its conversation.
 pub const TEXT: &str = "text";
+
+/// What an environment holds during a call, such as a permit. See [`Environment::room`].
+pub type Room = Box<dyn Send>;
 
 /// Creates an environment for each rollout.
 pub type MakeEnvironment = Arc<dyn Fn() -> Box<dyn Environment> + Send + Sync>;

@@ -17,7 +17,7 @@ mod tool;
 mod toolbox;
 
 pub(crate) use environment::MakeEnvironment;
-pub use environment::{Action, EnvError, Environment, Episode, Grade, Step, TEXT};
+pub use environment::{Action, EnvError, Environment, Episode, Grade, Room, Step, TEXT};
 pub use parse::{ToolFormat, ToolParser, extract_tool_calls};
 pub(crate) use pool::Pool;
 #[cfg(unix)]

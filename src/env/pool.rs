@@ -1,9 +1,10 @@
 //! A bounded pool of threads for blocking calls of environments, each with a deadline.
 //!
-//! A job that exceeds its deadline is abandoned, and another thread replaces its own, so that one
+//! A job's time limit counts from its own call of [`Begin`]. One that exceeds it is abandoned, and another thread replaces its own, so that one
 //! slow environment does not stall the others. The stuck thread ends when its job returns. If
 //! [`MOST_STUCK`] times the pool's size are stuck, jobs are rejected.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -35,13 +36,16 @@ pub struct Pool<T: Send + 'static> {
     stuck: Arc<AtomicUsize>,
 }
 
+/// Starts a job's time limit and returns its end. Fails if the pool is gone.
+pub type Begin<'a> = &'a dyn Fn() -> Result<Instant, EnvError>;
+
 /// Key and result of a job.
 type Outcome<T> = (u64, Result<T, EnvError>);
 
 struct Job<T> {
     key: u64,
     time: Duration,
-    work: Box<dyn FnOnce(Instant) -> T + Send>,
+    work: Box<dyn FnOnce(Begin) -> T + Send>,
 }
 
 struct Running {
@@ -64,8 +68,8 @@ impl<T: Send + 'static> Pool<T> {
         Pool { most: threads.max(1), queue, events, running, pending: 0, workers: 0, stuck: Arc::default() }
     }
 
-    /// Submits a job with a time limit of `time` from its start. No two jobs have the same key.
-    pub fn submit(&mut self, key: u64, time: Duration, work: impl FnOnce(Instant) -> T + Send + 'static) {
+    /// Submits a job with a time limit of `time` from its call of [`Begin`]. No two jobs have the same key.
+    pub fn submit(&mut self, key: u64, time: Duration, work: impl FnOnce(Begin) -> T + Send + 'static) {
         self.pending += 1;
         // The pool itself receives, so the queue is open.
         drop(self.queue.0.send(Job { key, time, work: Box::new(work) }));
@@ -129,15 +133,19 @@ impl<T: Send + 'static> Pool<T> {
 /// Runs jobs until the pool is dropped, or this thread's job was abandoned.
 fn work<T>(jobs: &Receiver<Job<T>>, events: &Sender<Event<T>>, stuck: &AtomicUsize) {
     for Job { key, time, work } in jobs {
-        let (deadline, settled) = (net::deadline(time), Arc::new(AtomicBool::new(false)));
-        // The receiver is gone if the pool was dropped.
-        drop(events.send(Event::Began(key, Running { time, deadline, settled: settled.clone() })));
-        let outcome = caught(|| work(deadline)).map_err(|panic| EnvError::new(format!("it panicked: {panic}")));
+        let (due, settled) = (Cell::new(None), Arc::new(AtomicBool::new(false)));
+        let begin = || {
+            let deadline = net::deadline(time);
+            due.set(Some(deadline));
+            let began = events.send(Event::Began(key, Running { time, deadline, settled: settled.clone() }));
+            began.map(|()| deadline).map_err(|_| EnvError::new("the run ends"))
+        };
+        let outcome = caught(|| work(&begin)).map_err(|panic| EnvError::new(format!("it panicked: {panic}")));
         if settled.swap(true, Ordering::AcqRel) {
             stuck.fetch_sub(1, Ordering::AcqRel);
             return;
         }
-        let outcome = if Instant::now() < deadline { outcome } else { Err(late(time)) };
+        let outcome = if due.get().is_some_and(|due| Instant::now() >= due) { Err(late(time)) } else { outcome };
         drop(events.send(Event::Ended((key, outcome))));
     }
 }
@@ -167,7 +175,7 @@ mod tests {
     fn a_job_that_never_returns_is_given_up_and_stalls_no_other() {
         let mut pool = Pool::new(1);
         let (hold, held) = mpsc::channel::<()>();
-        pool.submit(0, Duration::from_millis(10), move |_| held.recv().is_ok());
+        pool.submit(0, Duration::from_millis(10), move |begin| begin().is_ok() && held.recv().is_ok());
         (1..4).for_each(|key| pool.submit(key, LONG, |_| true));
         let mut outcomes: Vec<_> = (0..4).map(|_| pool.next(LONG).unwrap()).collect();
         outcomes.sort_by_key(|(key, _)| *key);
@@ -176,6 +184,31 @@ mod tests {
         assert!(outcomes[1..].iter().all(|(_, outcome)| *outcome == Ok(true)), "{outcomes:?}");
         assert_eq!(pool.pending(), 0);
         drop(hold);
+    }
+
+    #[test]
+    fn what_a_job_waits_for_before_it_begins_takes_none_of_its_time() {
+        let mut pool = Pool::new(1);
+        let (allow, allowed) = mpsc::channel::<()>();
+        pool.submit(0, Duration::ZERO, move |begin| allowed.recv().is_ok() && begin().is_ok());
+        assert_eq!(pool.next(Duration::from_millis(20)), None, "it has not begun");
+        allow.send(()).unwrap();
+        assert!(pool.next(LONG).unwrap().1.unwrap_err().is_late(), "now it has");
+    }
+
+    #[test]
+    fn a_job_that_waits_when_its_pool_ends_never_begins() {
+        let mut pool = Pool::new(1);
+        let ((allow, allowed), (tell, told)) = (mpsc::channel::<()>(), mpsc::channel());
+        pool.submit(0, LONG, move |begin| {
+            tell.send("waits").unwrap();
+            allowed.recv().unwrap();
+            tell.send(if begin().is_err() { "ends" } else { "begins" }).unwrap();
+        });
+        assert_eq!(told.recv(), Ok("waits"));
+        drop(pool);
+        allow.send(()).unwrap();
+        assert_eq!(told.recv(), Ok("ends"));
     }
 
     #[test]
@@ -193,7 +226,7 @@ mod tests {
         let (hold, held) = crossbeam_channel::bounded::<()>(0);
         for key in 0..=MOST_STUCK as u64 {
             let held = held.clone();
-            pool.submit(key, Duration::ZERO, move |_| assert!(held.recv().is_err()));
+            pool.submit(key, Duration::ZERO, move |begin| assert!(begin().is_ok() && held.recv().is_err()));
         }
         let outcomes: Vec<_> = (0..=MOST_STUCK).map(|_| pool.next(LONG).unwrap().1.unwrap_err()).collect();
         let last = outcomes[MOST_STUCK].to_string();

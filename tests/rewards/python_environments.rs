@@ -1,9 +1,11 @@
 //! Environments and tools in a Python file (law F6): TRL's and gymnasium's shapes, and what happens to a rollout whose process ends.
 
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rollflow::data::{ChatMessage, Prompt};
-use rollflow::env::{Action, Environment, Episode, ToolCall, python_environment};
+use rollflow::env::{Action, Environment, Episode, ToolCall, python_environment, served_environment};
+use rollflow::net::RetryPolicy;
 use rollflow::python::PythonEnvironment;
 use serde_json::{Value, json};
 
@@ -205,6 +207,24 @@ fn what_fails_is_the_rollouts_failure_and_a_step_that_hangs_is_late() {
     let error = fresh().step(&says("die"), soon()).unwrap_err();
     assert!(error.to_string().contains("exit status: 4"), "{error}");
     assert_eq!(fresh().step(&says("x"), soon()).unwrap().reward, 0.5, "another process takes the next rollouts");
+}
+
+#[test]
+fn a_call_waits_for_those_of_other_rollouts_before_its_time_begins() {
+    let file = File::new("my_env.py", SOURCE);
+    let section = PythonEnvironment { file: file.path.clone(), environment: Some("Counter".to_owned()), ..Default::default() };
+    let of_a_process = python_environment(section.start().unwrap());
+    let of_a_server = served_environment("http://127.0.0.1:1", RetryPolicy::default(), 1).unwrap();
+    for make in [of_a_process, of_a_server] {
+        let (mut one, mut other) = (make(), make());
+        let calling = one.room().unwrap();
+        let (tell, told) = mpsc::channel();
+        let waits = std::thread::spawn(move || tell.send(other.room().is_ok()));
+        assert!(told.recv_timeout(Duration::from_millis(20)).is_err(), "there is one call at a time");
+        drop(calling);
+        assert_eq!(told.recv(), Ok(true));
+        waits.join().unwrap().unwrap();
+    }
 }
 
 #[test]

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::{select_all, try_join_all};
 use rollflow_net::Tasks;
 use serde_json::Value;
-use tokio::sync::{Mutex, Semaphore, SemaphorePermit, oneshot};
-use tokio::time::timeout_at;
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot};
 
 use super::PythonError;
 use super::process::{Command, Process, Traits};
@@ -29,7 +28,7 @@ struct Inner {
 struct Place {
     process: Mutex<Arc<Process>>,
     /// Calls that may begin.
-    room: Semaphore,
+    room: Arc<Semaphore>,
     /// Open sessions.
     sessions: AtomicUsize,
 }
@@ -44,7 +43,7 @@ impl Workers {
         let calls = if traits.concurrent { calls_in_flight.clamp(1, Semaphore::MAX_PERMITS) } else { 1 };
         let place = |process| Place {
             process: Mutex::new(Arc::new(process)),
-            room: Semaphore::new(calls),
+            room: Arc::new(Semaphore::new(calls)),
             sessions: AtomicUsize::new(0),
         };
         Ok(Workers(Arc::new(Inner { places: started.into_iter().map(place).collect(), command, traits, tasks })))
@@ -151,18 +150,18 @@ impl Drop for Counted {
 }
 
 impl Session {
-    /// Asks the process of the episode, and waits for room until `deadline`. The call itself may take as
-    /// long as from now to the deadline, however long it waited.
+    /// Waits until the process of the episode may be asked. Dropping the future or the permit lets
+    /// others ask.
+    pub async fn room(&self) -> Result<OwnedSemaphorePermit, PythonError> {
+        let Counted { workers, at } = &self.counted;
+        workers.0.places[*at].room.clone().acquire_owned().await.map_err(|_| workers.ended("the run ends"))
+    }
+
+    /// Asks the process of the episode. The caller holds [`room`](Self::room).
     ///
     /// # Errors
-    /// [`PythonError::Late`] if the call itself took too long, and [`PythonError::Ended`] if the
-    /// process ended or other episodes kept it busy.
-    pub async fn ask(&self, question: Value, deadline: Instant) -> Result<Value, PythonError> {
-        let Counted { workers, at } = &self.counted;
-        let limit = deadline.saturating_duration_since(Instant::now());
-        let room = timeout_at(deadline.into(), workers.0.places[*at].room.acquire()).await;
-        let full = "it had no room for the call by its deadline; give environment.processes more, or raise step_timeout";
-        let _room: SemaphorePermit<'_> = room.map_err(|_| workers.ended(full))?.map_err(|_| workers.ended("the run ends"))?;
+    /// [`PythonError::Late`] if the call took too long, and [`PythonError::Ended`] if the process ended.
+    pub async fn ask(&self, question: Value, limit: Duration) -> Result<Value, PythonError> {
         self.process.ask(question, limit).await
     }
 }

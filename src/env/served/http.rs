@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::sync::Semaphore;
-use tokio::time::timeout_at;
 
 use super::{Connection, Reply, ServedEnvironment};
-use crate::env::{EnvError, MakeEnvironment};
+use crate::env::{EnvError, MakeEnvironment, Room};
 use crate::net::{Client, Endpoint, Fault, RemoteError, RetryPolicy, Tasks};
 
 /// Timeout of the message that a rollout was abandoned.
@@ -25,23 +24,20 @@ pub fn served_environment(
     let endpoint = Endpoint { idle_connections: concurrency, ..endpoint.into() };
     let client = Client::new("environment", endpoint).map_err(EnvError::new)?;
     let tasks = Tasks::new().map_err(|error| EnvError::new(format!("no threads for requests of environments: {error}")))?;
-    let server = Arc::new(Server { client, room: Semaphore::new(concurrency.max(1)), retry, tasks });
+    let server = Arc::new(Server { client, room: Arc::new(Semaphore::new(concurrency.max(1))), retry, tasks });
     Ok(Arc::new(move || Box::new(ServedEnvironment::new(Box::new(server.clone())))))
 }
 
 struct Server {
     client: Client,
     retry: RetryPolicy,
-    room: Semaphore,
+    room: Arc<Semaphore>,
     tasks: Tasks,
 }
 
 impl Server {
     async fn ask(&self, question: &Value, deadline: Instant) -> Result<Reply, EnvError> {
         let what = question["do"].as_str().unwrap_or_default();
-        // Other rollouts hold all permits, so this is no timeout of this rollout.
-        let full = || EnvError::new(format!("{} had no room for {what} by the deadline", self.client.name()));
-        let _room = timeout_at(deadline.into(), self.room.acquire()).await.map_err(|_| full())?.map_err(EnvError::new)?;
         let episode = question["episode"].as_str().and_then(|episode| episode.get(..16)).unwrap_or_default();
         let key = u64::from_str_radix(episode, 16).unwrap_or_default();
         let asked = self.retry.run(key, deadline, || async {
@@ -59,6 +55,11 @@ impl Server {
 impl Connection for Arc<Server> {
     fn name(&self) -> &str {
         self.client.name()
+    }
+
+    fn room(&mut self) -> Result<Room, EnvError> {
+        let permit = self.tasks.block_on(self.room.clone().acquire_owned());
+        Ok(Box::new(permit.map_err(EnvError::new)?))
     }
 
     fn ask(&mut self, question: &Value, deadline: Instant) -> Result<Reply, EnvError> {

@@ -10,7 +10,7 @@ use std::time::Instant;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Action, EnvError, Environment, Episode, Grade, Step, ToolResult, ToolSpec};
+use super::{Action, EnvError, Environment, Episode, Grade, Room, Step, ToolResult, ToolSpec};
 use crate::data::{ChatMessage, REWARD_LIMIT, is_reward};
 pub use http::served_environment;
 pub use python::python_environment;
@@ -20,7 +20,10 @@ trait Connection: Send {
     /// Name of the process, for errors.
     fn name(&self) -> &str;
 
-    /// Asks one question by a deadline.
+    /// Waits until a question may be asked.
+    fn room(&mut self) -> Result<Room, EnvError>;
+
+    /// Asks one question by a deadline, with room for it.
     fn ask(&mut self, question: &Value, deadline: Instant) -> Result<Reply, EnvError>;
 
     /// Tells the process that the rollout was abandoned, without waiting.
@@ -98,6 +101,10 @@ impl ServedEnvironment {
 }
 
 impl Environment for ServedEnvironment {
+    fn room(&mut self) -> Result<Room, EnvError> {
+        self.connection.room()
+    }
+
     fn reset(&mut self, episode: &Episode, deadline: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         let conversation = episode.conversation();
         let about = json!({

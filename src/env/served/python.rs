@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tokio::time::timeout;
 
 use super::{Connection, Reply, ServedEnvironment};
-use crate::env::{EnvError, MakeEnvironment};
+use crate::env::{EnvError, MakeEnvironment, Room};
 use crate::python::{PythonError, Session, Workers};
 
 /// Timeout of the message that a rollout was abandoned.
@@ -24,20 +25,30 @@ struct Episode {
     session: Option<Arc<Session>>,
 }
 
+impl Episode {
+    async fn session(&mut self) -> Result<Arc<Session>, PythonError> {
+        Ok(match &self.session {
+            Some(session) => session.clone(),
+            None => self.session.insert(Arc::new(self.workers.session().await?)).clone(),
+        })
+    }
+}
+
 impl Connection for Episode {
     fn name(&self) -> &str {
         self.workers.name()
     }
 
+    fn room(&mut self) -> Result<Room, EnvError> {
+        let workers = self.workers.clone();
+        let permit = workers.block_on(async { self.session().await?.room().await });
+        Ok(Box::new(permit.map_err(EnvError::new)?))
+    }
+
     fn ask(&mut self, question: &Value, deadline: Instant) -> Result<Reply, EnvError> {
         let workers = self.workers.clone();
-        let asked = workers.block_on(async {
-            let session = match &self.session {
-                Some(session) => session.clone(),
-                None => self.session.insert(Arc::new(workers.session().await?)).clone(),
-            };
-            session.ask(question.clone(), deadline).await
-        });
+        let limit = deadline.saturating_duration_since(Instant::now());
+        let asked = workers.block_on(async { self.session().await?.ask(question.clone(), limit).await });
         let page = asked.map_err(|error| match error {
             PythonError::Late { .. } => EnvError::late(error),
             _ => EnvError::new(error),
@@ -49,8 +60,14 @@ impl Connection for Episode {
     fn abandon(&mut self, question: Value) {
         if let Some(session) = self.session.take() {
             self.workers.spawn(async move {
-                if let Err(error) = session.ask(question, Instant::now() + CLOSE_TIMEOUT).await {
-                    tracing::debug!("{error}");
+                let closed = async {
+                    let _room = session.room().await?;
+                    session.ask(question, CLOSE_TIMEOUT).await
+                };
+                match timeout(CLOSE_TIMEOUT, closed).await {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => tracing::debug!("{error}"),
+                    Err(_) => tracing::debug!("an episode had no room to be closed within {CLOSE_TIMEOUT:?}"),
                 }
             });
         }

@@ -197,10 +197,10 @@ mod tests {
                 (numbers([rows, depth], 3), numbers([columns, depth], 4), numbers([1, columns], 5).view([-1]));
             let panels = Panels::new(&weight).unwrap();
             for bias in [None, Some(&bias)] {
-                let [found, expected] = [panels.linear(&x, bias).unwrap(), linear_of(&x, &weight, bias)];
+                let [found, expected] = [panels.linear(&x, bias), linear_of(&x, &weight, bias)];
                 assert!(found.equal(&expected), "{rows} × {depth} × {columns}");
             }
-            assert!(panels.linear(&x.narrow(0, 0, 11), None).is_none(), "libtorch's is faster");
+            assert!(Panels::suit(&x) && !Panels::suit(&x.narrow(0, 0, 11)), "libtorch's is faster for few rows");
         }
     }
 

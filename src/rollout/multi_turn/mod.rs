@@ -196,8 +196,8 @@ impl MultiTurn {
     ) {
         self.jobs.insert(self.next_job, key);
         let timeout = Duration::try_from_secs_f64(self.agent.limits.step_timeout).unwrap_or(Duration::MAX);
-        self.pool.submit(self.next_job, timeout, move |deadline| {
-            let result = work(&mut *environment, deadline);
+        self.pool.submit(self.next_job, timeout, move |begin| {
+            let result = environment.room().and_then(|_room| work(&mut *environment, begin()?));
             (environment, result)
         });
         self.next_job += 1;
