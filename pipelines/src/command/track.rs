@@ -10,8 +10,8 @@ use super::{End, refused, require_run};
 use crate::run::RECIPE;
 use crate::run::trackers::Trackers;
 
-/// Log a run to the trackers of its recipe: what they miss of it, or all of it with `--set`. Waits while a
-/// running run logs itself.
+/// Log a run to the trackers of its recipe: what they miss of it, or all of it with `--set`. A run that is
+/// running is followed until it ends.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  rollflow track runs/mine\n  rollflow track runs/mine --set 'observe.wandb={offline=true}'")]
 pub struct Track {

@@ -12,7 +12,9 @@ use anyhow::{Context, Result, ensure};
 use rollflow::observe::Console;
 use rollflow::recipe::{Plan, Tracker};
 use rollflow::util::causes::full_message;
-use rollflow::util::{atomic_file, untrusted};
+use rollflow::util::{atomic_file, lock_file, untrusted};
+
+use crate::run::LOCK;
 
 /// Follows a run and logs it.
 const PROGRAM: &str = include_str!("../../../python/rollflow/track.py");
@@ -80,11 +82,17 @@ impl Trackers {
         Ok(trackers)
     }
 
-    /// Logs what the trackers of an ended run miss, all of them at a time and however long it takes.
+    /// Logs what the trackers of a run miss, all of them at a time and however long it takes. A run that
+    /// another process works on is followed until it ends.
     pub(crate) fn catch_up(plan: &Plan, folder: &Path) -> Result<()> {
         let all = plan.trackers().into_iter().map(|tracker| Following::of(tracker, folder)).collect::<Result<Vec<_>>>()?;
+        let mut begun: Vec<_> = all.iter().map(|following| following.spawn(false)).collect();
+        let mut follows = || begun.iter_mut().flatten().any(|(process, _)| matches!(process.try_wait(), Ok(None)));
+        while lock_file::is_taken(&folder.join(LOCK)) && follows() {
+            std::thread::sleep(LOOK);
+        }
         // Without input, a process ends when it has logged everything.
-        let begun: Vec<_> = all.iter().map(|following| following.spawn(false).map(|(process, _)| process)).collect();
+        let begun: Vec<_> = begun.into_iter().map(|begun| begun.map(|(process, _)| process)).collect();
         let failed = |(following, begun): (&Following, Result<Child>)| {
             let why = match begun.and_then(|mut process| Ok(process.wait()?)) {
                 Ok(status) if status.success() => return None,

@@ -1,6 +1,7 @@
 //! Trackers of a run get each step once, also after a kill and a resume, and none of them ends a run. `scripts/trackers.sh` has the real ones; here modules
 //! of their names write their calls into a file.
 
+use std::fs::File;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -140,6 +141,31 @@ fn a_tracker_has_the_state_in_which_the_run_ended() {
             assert_eq!(lines.last(), Some(&json!(["ended", ended])), "{state}");
         }
     }
+}
+
+#[test]
+fn a_run_that_another_process_works_on_is_followed_until_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let [modules, told] = module(folder.path());
+    let run = folder.path().join("run");
+    finished(&run, &[]);
+    let record = run.join("run.json");
+    let text = std::fs::read_to_string(&record).unwrap();
+    let in_state = |state: &str| {
+        let mut changed: Value = serde_json::from_str(&text).unwrap();
+        changed["state"] = state.into();
+        std::fs::write(&record, changed.to_string()).unwrap();
+    };
+    in_state("running");
+    let working = File::open(run.join(".lock")).unwrap();
+    working.lock().unwrap();
+    let variables = [("PYTHONPATH", modules.as_str()), ("TOLD", told.as_str())];
+    let mut track = Running::start_with(&["track", run.to_str().unwrap(), "--set", "observe.wandb={samples=0}"], &variables);
+    track.until("its steps were logged", |_| std::fs::read_to_string(&told).unwrap_or_default().lines().count() == 4);
+    in_state("finished");
+    drop(working);
+    assert_eq!(track.end(), Some(0));
+    assert_eq!(json_lines(Path::new(&told)).last(), Some(&json!(["ended", 0])));
 }
 
 #[test]
