@@ -173,20 +173,27 @@ static const int refused[] = {
     __NR_settimeofday, __NR_clock_settime, __NR_adjtimex, __NR_clock_adjtime, __NR_acct, __NR_syslog, __NR_quotactl, __NR_personality,
     __NR_name_to_handle_at, __NR_open_by_handle_at, __NR_fanotify_init, __NR_vhangup, __NR_nfsservctl,
     /* memory that no limit counts, and what would stay behind */
-    __NR_memfd_create, 447 /* memfd_secret */, __NR_shmget, __NR_shmat, __NR_msgget, __NR_semget, __NR_mq_open,
-    __NR_setsockopt /* SO_SNDBUF */};
+    __NR_memfd_create, 447 /* memfd_secret */, __NR_setsockopt /* SO_SNDBUF */, __NR_vmsplice /* pipes that keep huge pages */,
+    __NR_inotify_init1 /* queues of events */,
+#ifdef __x86_64__
+    __NR_inotify_init,
+#endif
+    /* the user's semaphores, queues and shared memory, by whose numbers others could be used and removed */
+    __NR_shmget, __NR_shmat, __NR_shmctl, __NR_msgget, __NR_msgsnd, __NR_msgrcv, __NR_msgctl, __NR_semget, __NR_semop, __NR_semtimedop,
+    __NR_semctl, __NR_mq_open, __NR_mq_unlink};
 
 /* Where other processes are in reach: nothing may be done to them. */
 static const int refused_beside_others[] = {
     __NR_tkill, __NR_rt_sigqueueinfo, __NR_rt_tgsigqueueinfo, 424 /* pidfd_send_signal */, __NR_setpriority, __NR_ioprio_set,
     __NR_sched_setaffinity, __NR_sched_setparam, __NR_sched_setscheduler, __NR_sched_setattr, __NR_migrate_pages, __NR_move_pages};
 
-/* Where other files are in reach: most of these Landlock does not know, and others only in newer kernels. Nothing may be written there. */
+/* Where other files are in reach: most of these Landlock does not know, and others only in newer kernels. Nothing may be written
+   there, nor locked. */
 static const int refused_beside_files[] = {
 #ifdef __x86_64__
     __NR_chmod, __NR_chown, __NR_lchown, __NR_utime, __NR_utimes, __NR_futimesat,
 #endif
-    __NR_fchmod, __NR_fchmodat, 452 /* fchmodat2 */, __NR_fchown, __NR_fchownat, __NR_utimensat, __NR_truncate, __NR_ftruncate, __NR_setxattr,
+    __NR_flock, __NR_fchmod, __NR_fchmodat, 452 /* fchmodat2 */, __NR_fchown, __NR_fchownat, __NR_utimensat, __NR_truncate, __NR_ftruncate, __NR_setxattr,
     __NR_lsetxattr, __NR_fsetxattr, 463 /* setxattrat */, __NR_removexattr, __NR_lremovexattr, __NR_fremovexattr, 466 /* removexattrat */,
     469 /* file_setattr */};
 

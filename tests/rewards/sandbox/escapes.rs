@@ -189,6 +189,8 @@ for name, own in [("file", sys.argv[1])] + [("pipe", read)] * confined:
 attempt("newer permissions", lambda: syscall(452, -100, sys.argv[1].encode(), 0o666, 0))
 if confined:
     attempt("emptying by opening", lambda: os.open("main.py", os.O_RDONLY | os.O_TRUNC))
+    import fcntl
+    attempt("locking", lambda: fcntl.flock(open(os.__file__), fcntl.LOCK_EX))
 "#;
     all_held(code, &[&file.display().to_string()]);
     let after = std::fs::metadata(&file).unwrap();
@@ -211,6 +213,13 @@ attempt("bpf", lambda: syscall(321 if os.uname().machine == "x86_64" else 280, 0
 attempt("keyring", lambda: syscall(250 if os.uname().machine == "x86_64" else 219, 0, -3, 0))
 attempt("memory file", lambda: os.memfd_create("x"))
 attempt("shared memory", lambda: libc.shmget(0, 4096, 0o1600) >= 0)
+def is_permitted(function, *arguments):
+    return function(*arguments) != -1 or ctypes.get_errno() not in (1, 13)
+for name in "shmctl", "msgsnd", "msgrcv", "msgctl", "semop", "semtimedop", "semctl":
+    attempt(name, lambda: is_permitted(libc[name], 0, 0, 0, 0, 0))
+attempt("a queue's name", lambda: is_permitted(ctypes.CDLL("librt.so.1", use_errno=True).mq_unlink, b"/rollflow-nowhere"))
+attempt("huge pages in pipes", lambda: is_permitted(libc.vmsplice, os.pipe()[1], None, 0, 0))
+attempt("queues of events", lambda: is_permitted(libc.inotify_init1, 0))
 attempt("the kernel's log", lambda: libc.klogctl(3, ctypes.create_string_buffer(64), 64) >= 0)
 attempt("host name", lambda: libc.sethostname(b"x", 1) == 0)
 attempt("root of init", lambda: "rollflow-nowhere" in os.listdir("/proc/1/root") or not os.path.samefile("/proc/1/root", "/") )
