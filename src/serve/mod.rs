@@ -37,10 +37,13 @@ use std::thread::JoinHandle;
 
 use crate::flow::caught;
 use crate::model::{FrozenWeights, ModelConfig, threads_of_engine};
-use crate::net::Server;
+use crate::net::{self, Server};
 use crate::observe::Metrics;
 use crate::train::Policy;
 use crate::weights::Store;
+
+/// Connections that requests which wait leave for control.
+const CONTROL_CONNECTIONS: usize = 64;
 pub use tinker::{TinkerModel, TinkerSettings};
 pub use token::{BearerToken, authenticated};
 
@@ -137,7 +140,13 @@ impl ModelServer {
         let placed = caught(|| policy.weights().on(policy.compute())).map_err(io::Error::other)?;
         let placed = policy.with_weights(Arc::new(FrozenWeights::of_own(placed)));
         let cache_tokens = config.cache_tokens.or_else(|| cache_size::cache_tokens(&placed, &config));
-        let config = ServeConfig { cache_tokens, ..config };
+        // Requests that wait hold connections, and control needs some.
+        let room = net::most_connections().saturating_sub(CONTROL_CONNECTIONS + config.slots.max(1));
+        if config.max_queue > room {
+            let asked = config.max_queue;
+            tracing::warn!("{room} completions may wait instead of {asked}: raise the limit on open files (ulimit -Hn)");
+        }
+        let config = ServeConfig { cache_tokens, max_queue: config.max_queue.min(room), ..config };
         let metrics = Metrics::new();
         let threads = config.threads_of(policy.config());
         let ServeConfig { slots, prefix_cache, cache_tokens, draft_tokens, seed, .. } = config;

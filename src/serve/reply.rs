@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::ticket::Ticket;
 use crate::env::protocol;
+use crate::util::untrusted;
 
 /// Seconds after which a client may retry a request that found the server busy.
 const RETRY_SECONDS: &str = "1";
@@ -25,7 +26,8 @@ pub(super) struct Refusal {
 
 impl Refusal {
     pub fn new(status: u16, message: impl Into<String>) -> Self {
-        Refusal { status, message: message.into() }
+        // It may quote the request.
+        Refusal { status, message: untrusted::block_of(&message.into(), untrusted::LINE) }
     }
 
     /// Why.

@@ -43,6 +43,9 @@ const STOPS: usize = 64;
 /// Most bytes of these together.
 const STOP_BYTES: usize = 64 << 10;
 
+/// Most stop tokens of a request, which are compared with each token.
+const STOP_TOKENS: usize = 1024;
+
 /// An adapter that requests may name.
 #[derive(Clone)]
 pub(super) struct LoadedAdapter {
@@ -252,6 +255,10 @@ impl Shared {
         if stops > STOPS || bytes > STOP_BYTES {
             let most = format!("at most {STOPS} are possible, with {STOP_BYTES} bytes together");
             return Err(Refusal::bad(format!("`stop` has {stops} strings with {bytes} bytes; {most}")));
+        }
+        let stops = params.stop_token_ids.len();
+        if stops > STOP_TOKENS {
+            return Err(Refusal::bad(format!("`stop_token_ids` has {stops} tokens; at most {STOP_TOKENS} are possible")));
         }
         let count = prompts.len() * samples as usize;
         let none = params.max_new_tokens == 0;

@@ -32,6 +32,6 @@ pub use host::{guard, guard_hosts};
 pub use pauses::{RetryPauses, URL};
 pub use retry::{Outcome, Retries, RetryPolicy, Retryable, backoff};
 pub use rollflow_util::deadline;
-pub use serve::Server;
+pub use serve::{Server, most_connections};
 pub use tasks::{Tasks, now};
 pub use tls::config as tls_config;

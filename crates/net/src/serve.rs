@@ -41,6 +41,11 @@ impl Limits {
     }
 }
 
+/// Most connections of a server at a time, by the files that this process may open.
+pub fn most_connections() -> usize {
+    Limits::of_process().connections
+}
+
 /// A running server; dropping it ends it.
 #[derive(Debug)]
 pub struct Server {

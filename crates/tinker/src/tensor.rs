@@ -20,6 +20,15 @@ pub enum Tensor {
 }
 
 impl Tensor {
+    /// Size of its entries in memory.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Tensor::Floats(of) => size_of_val(&of[..]),
+            Tensor::Ints(of) => size_of_val(&of[..]),
+            Tensor::Rows(_, of) => of.bytes(),
+        }
+    }
+
     /// A tensor with the entries of `flat` in this shape.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use rollflow_tinker::message::{Datum, PassOutput, Tensor};
 
 use crate::algo::{Loss, LossError, LossInputs, LossOutput};
+use crate::serve::generate::MOST_TOP;
 use crate::train::{ForwardBackward, TeacherColumn, TrainBatch, TrainSequence};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -275,8 +276,10 @@ pub(super) fn batch(data: &[Datum], loss: &str, vocabulary: usize, context: usiz
             return Err(wrong(format!("its input has {} tokens; 1 to {context} are possible", inputs.len())));
         }
         let k = column("target_tokens").map_or(1, Tensor::columns);
-        if k > vocabulary {
-            return Err(wrong(format!("`target_tokens` has {k} entries per token; the vocabulary has {vocabulary} tokens")));
+        // Each takes a pass.
+        let most = vocabulary.min(MOST_TOP as usize);
+        if k > most {
+            return Err(wrong(format!("`target_tokens` has {k} entries per token; at most {most} are possible")));
         }
         let columns = if loss == "cross_entropy" { COLUMNS } else { &COLUMNS[..3] };
         for (name, tensor) in &datum.loss_fn_inputs {
@@ -394,7 +397,7 @@ mod tests {
         assert!(of(datum(vec![targets()]), "ppo").contains("`logprobs` is missing"));
         assert!(of(datum(vec![("target_tokens", Tensor::Ints(vec![2, 9]))]), "cross_entropy").contains("token 9"));
         let wide = Tensor::Rows(9, Box::new(Tensor::Ints(vec![0; 18])));
-        assert!(of(datum(vec![("target_tokens", wide)]), "cross_entropy").contains("has 9 entries per token; the vocabulary"));
+        assert!(of(datum(vec![("target_tokens", wide)]), "cross_entropy").contains("has 9 entries per token; at most 8"));
         let short = vec![targets(), ("weights", Tensor::Floats(vec![1.0]))];
         assert!(of(datum(short), "cross_entropy").contains("`weights` has 1 entries for 2 tokens"));
         let nan = vec![targets(), ("weights", Tensor::Floats(vec![f32::NAN, 1.0]))];

@@ -308,6 +308,7 @@ mod tests {
         assert!(!TinkerModel::is_in(&tinker.ground.models.join("a:train:0")), "a restart does not try again");
         create("b", lora(4), Some(("tinker://a/weights/none".to_owned(), true))).unwrap();
         let failed = tinker.model("b:train:0").unwrap();
+        assert!(create("c", lora(4), None).is_err(), "its client has not read why");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let answer = runtime.block_on(failed.answer(0, Duration::from_secs(3600))).unwrap().unwrap();
         assert!(matches!(&*answer, Answer::Failed { why, .. } if why.contains("no weights at")), "{answer:?}");

@@ -1,8 +1,12 @@
 //! Operations on a model, and their answers.
 
-use rollflow_tinker::message::{AdamParams, PassOutput, SampleResponse};
+use std::collections::BTreeMap;
+
+use rollflow_tinker::message::{AdamParams, PassOutput, SampleResponse, Sequence, Tensor, TopRow};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use crate::util::untrusted;
 
 /// A numbered operation on a model. The journal keeps it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,6 +52,7 @@ impl Operation {
         match self {
             Operation::Pass(pass) => pass.len(),
             Operation::Load { path, .. } => path.len(),
+            Operation::Refused(why) | Operation::Failed { why, .. } => why.len(),
             _ => 0,
         }
     }
@@ -69,12 +74,35 @@ pub(super) enum Answer {
 impl Answer {
     /// A failure that the request is to blame for.
     pub fn refused(why: impl ToString) -> Self {
-        Answer::Failed { why: why.to_string(), of_request: true }
+        // It may quote the request.
+        Answer::Failed { why: untrusted::block_of(&why.to_string(), untrusted::LINE), of_request: true }
     }
 
     /// A failure of the server.
     pub fn failed(why: impl ToString) -> Self {
         Answer::Failed { why: why.to_string(), of_request: false }
+    }
+
+    /// Size in memory, about.
+    pub fn bytes(&self) -> usize {
+        /// Of an answer without its lists.
+        const FRAME: usize = 512;
+        let rows = |rows: &Option<Vec<TopRow>>| -> usize {
+            rows.iter().flatten().map(|row| size_of::<TopRow>() + row.as_ref().map_or(0, |row| size_of_val(&row[..]))).sum()
+        };
+        FRAME
+            + match self {
+                Answer::Json(_) | Answer::Failed { .. } => 0,
+                Answer::Pass(pass) => pass.loss_fn_outputs.iter().flat_map(BTreeMap::values).map(Tensor::bytes).sum(),
+                Answer::Samples(samples) => {
+                    let sequence = |of: &Sequence| {
+                        let log_probs = of.logprobs.as_ref().map_or(0, |all| size_of_val(&all[..]));
+                        size_of_val(&of.tokens[..]) + log_probs + rows(&of.topk_logprobs)
+                    };
+                    let prompt = samples.prompt_logprobs.as_ref().map_or(0, |all| size_of_val(&all[..]));
+                    samples.sequences.iter().map(sequence).sum::<usize>() + prompt + rows(&samples.topk_prompt_logprobs)
+                }
+            }
     }
 
     /// The page of a failure.

@@ -34,6 +34,9 @@ const KEPT: usize = 64;
 /// Answers that are kept for clients that never asked, and most operations ahead of the next.
 const UNASKED: usize = 4096;
 
+/// Most bytes of a model's answers, as long as there are several.
+const KEPT_BYTES: usize = 1 << 30;
+
 /// Time for which a missing operation is waited for. Clients retry for five minutes.
 const GAP: Duration = Duration::from_secs(600);
 
@@ -55,6 +58,7 @@ struct QueueShared {
     repeated: u64,
 }
 
+#[derive(Default)]
 struct State {
     /// Number of the next operation.
     next: u64,
@@ -64,6 +68,8 @@ struct State {
     /// Paths of the weights that operations load.
     loads: BTreeMap<u64, String>,
     answers: BTreeMap<u64, Arc<Answer>>,
+    /// Bytes of the answers.
+    bytes: usize,
     /// Operations whose answer was asked for and is kept.
     asked: BTreeSet<u64>,
     /// True once the model is there, or failed; its answer has the number 0.
@@ -75,10 +81,18 @@ struct State {
 
 impl State {
     fn answer(&mut self, number: u64, answer: Answer) {
+        self.bytes += answer.bytes();
         self.answers.insert(number, Arc::new(answer));
-        while self.answers.len() > UNASKED {
-            self.answers.pop_first();
+        while self.answers.len() > UNASKED || self.bytes > KEPT_BYTES {
+            let others = self.asked.iter().chain(self.answers.keys()).copied();
+            let Some(oldest) = others.into_iter().find(|other| *other != number) else { return };
+            self.forget(oldest);
         }
+    }
+
+    fn forget(&mut self, number: u64) {
+        self.asked.remove(&number);
+        self.bytes -= self.answers.remove(&number).map_or(0, |answer| answer.bytes());
     }
 
     fn asked(&mut self, number: u64) {
@@ -86,8 +100,7 @@ impl State {
         while self.asked.len() > KEPT
             && let Some(oldest) = self.asked.iter().copied().find(|asked| *asked != number)
         {
-            self.asked.remove(&oldest);
-            self.answers.remove(&oldest);
+            self.forget(oldest);
         }
     }
 }
@@ -102,11 +115,7 @@ impl ModelQueue {
             highest,
             loads: journaled.iter().filter_map(|(number, operation)| Some((*number, operation.loads()?.to_owned()))).collect(),
             waiting: journaled,
-            answers: BTreeMap::new(),
-            asked: BTreeSet::new(),
-            begun: false,
-            failed: false,
-            ends: false,
+            ..State::default()
         };
         let (journal, state) = (Mutex::new(journal), Mutex::new(state));
         let shared = QueueShared { journal, state, work: Condvar::new(), answered: Notify::new(), repeated: highest };
@@ -165,9 +174,11 @@ impl ModelQueue {
         Ok(number)
     }
 
-    /// Returns true if the model could not be made, and nothing that it did before a restart is lost with it.
+    /// Returns true if the model could not be made, nothing that it did before a restart is lost with it, and its
+    /// client has read why.
     pub fn failed(&self) -> bool {
-        self.shared.state.lock().failed
+        let state = self.shared.state.lock();
+        state.failed && (state.asked.contains(&0) || !state.answers.contains_key(&0))
     }
 
     /// Returns true if a restart would load the weights at `path`.
@@ -407,6 +418,24 @@ mod tests {
     }
 
     #[test]
+    fn answers_are_bounded_in_bytes_and_those_that_were_asked_for_go_first() {
+        let state = tempfile::tempdir().unwrap();
+        let ground = ground(state.path());
+        let journal = Journal::create(&ground.models.join("m"), new_record()).unwrap();
+        let queue = ModelQueue::start(ground, journal, BTreeMap::new(), Arc::new(|_, _, _| ())).unwrap();
+        runtime().block_on(queue.answer(0, LONG)).unwrap();
+        let mut state = queue.shared.state.lock();
+        state.forget(0);
+        (1..4).for_each(|number| state.answer(number, Answer::refused("x".repeat(10_000))));
+        let Answer::Failed { why, .. } = &*state.answers[&1] else { panic!("it was refused") };
+        assert!(why.len() < 5_000, "what a request is quoted with is bounded, too");
+        state.asked(2);
+        state.bytes += KEPT_BYTES - state.bytes;
+        [4, 5].into_iter().for_each(|number| state.answer(number, Answer::refused("no")));
+        assert_eq!(state.answers.keys().copied().collect::<Vec<u64>>(), [3, 4, 5]);
+    }
+
+    #[test]
     fn a_snapshot_shortens_the_journal_of_a_model_without_updates_too() {
         let state = tempfile::tempdir().unwrap();
         let ground = ground(state.path());
@@ -453,17 +482,7 @@ mod tests {
         let pass = Operation::Pass(vec![1]);
         [1, 3, 4].into_iter().for_each(|number| journal.append(number, &pass).unwrap());
         let waiting = BTreeMap::from([(3, pass.clone()), (4, pass.clone())]);
-        let state = State {
-            next: 2,
-            highest: 4,
-            waiting,
-            loads: BTreeMap::new(),
-            answers: BTreeMap::new(),
-            asked: BTreeSet::new(),
-            begun: true,
-            failed: false,
-            ends: false,
-        };
+        let state = State { next: 2, highest: 4, waiting, begun: true, ..State::default() };
         let (journal, state) = (Mutex::new(journal), Mutex::new(state));
         let shared = QueueShared { journal, state, work: Condvar::new(), answered: Notify::new(), repeated: 4 };
         shared.give_up_gap(2);

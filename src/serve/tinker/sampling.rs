@@ -27,9 +27,6 @@ const KEPT: usize = 256 << 20;
 /// Answers that are kept for clients that ask again.
 const FETCHED: usize = 1024;
 
-/// Bytes of an answer without its lists.
-const FRAME: usize = 512;
-
 /// Session of the base model.
 pub(super) const BASE: &str = "base";
 
@@ -110,19 +107,6 @@ impl Samples {
             self.all.remove(&number);
         }
     }
-}
-
-/// Bytes of an answer in memory, about.
-fn bytes(answer: &Answer) -> usize {
-    let rows = |rows: &Option<Vec<TopRow>>| -> usize {
-        rows.iter().flatten().map(|row| size_of::<TopRow>() + row.as_ref().map_or(0, |row| size_of_val(&row[..]))).sum()
-    };
-    let Answer::Samples(samples) = answer else { return FRAME };
-    let sequence = |of: &Sequence| {
-        size_of_val(&of.tokens[..]) + of.logprobs.as_ref().map_or(0, |all| size_of_val(&all[..])) + rows(&of.topk_logprobs)
-    };
-    let prompt = samples.prompt_logprobs.as_ref().map_or(0, |all| size_of_val(&all[..]));
-    FRAME + samples.sequences.iter().map(sequence).sum::<usize>() + prompt + rows(&samples.topk_prompt_logprobs)
 }
 
 fn sequence(completion: &Completion) -> Sequence {
@@ -295,7 +279,7 @@ impl Tinker {
     }
 
     fn end(&self, number: u64, future: &SampleFuture, answer: Answer) {
-        let bytes = bytes(&answer);
+        let bytes = answer.bytes();
         // Held, so that a client does not fetch the answer before it is noted.
         let mut samples = self.samples.lock();
         if future.end(answer) {
