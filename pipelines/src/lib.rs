@@ -46,9 +46,9 @@ pub use crate::validate::complaints;
 pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let mut plan = plan.clone();
     conversations::decide(&mut plan.chat, &plan.model.source);
-    epochs::settle(&mut plan, registry)?;
+    let settled = epochs::settle(&mut plan, registry);
     let plan = &plan;
-    let result = match plan.pipeline {
+    let result = settled.and_then(|_| match plan.pipeline {
         Pipeline::Grpo | Pipeline::Distill if plan.trainer.backend == TrainerBackend::Tinker => {
             tinker::run(plan, registry, run, from)
         }
@@ -57,7 +57,7 @@ pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<
         Pipeline::Dpo => dpo::run(plan, registry, run, from),
         Pipeline::Sft => sft::run(plan, registry, run, from),
         Pipeline::RewardModel => reward_model::run(plan, registry, run, from),
-    };
+    });
     run.end(result)
 }
 

@@ -14,7 +14,7 @@ use crate::assemble::supervised::is_laid_out;
 use crate::registry::Registry;
 use crate::run::SFT;
 use crate::run::folder::RunFolder;
-use crate::run::resume::rewind_to_checkpoint;
+use crate::run::resume::{cut, rewind_to};
 use crate::sft::{self, WarmUp};
 
 /// Returns the policy that reinforcement starts from: of the recorded checkpoint, or of the newest that
@@ -26,7 +26,8 @@ pub fn learned(plan: &Plan, registry: &Registry, run: &RunFolder, policy: &Polic
             let begun = run.path().join(SFT).exists();
             let part = run.part(SFT, &supervised(plan))?;
             // Also where it has its last checkpoint: its report may be missing.
-            let from = if begun { rewind_to_checkpoint(part.path(), false, |line| part.say(line))? } else { None };
+            let say = |line: &str| part.say(line);
+            let from = if begun { rewind_to(part.path(), cut(part.path(), false, say)?, say)? } else { None };
             run.uploading_part();
             let report = part.end(sft::run_of(&supervised(plan), registry, policy, &part, from.as_ref(), interrupts))?;
             if report.ended != Ended::Finished {

@@ -73,7 +73,7 @@ pub fn of(plan: &Plan) -> Surveyed {
         }
         Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill | Pipeline::GrpoOffline => {
             let columns = all.prompts(plan, reader);
-            all.python(plan, &columns);
+            all.python(plan, columns.as_ref());
             all.trainer(plan);
         }
     }
@@ -157,6 +157,9 @@ fn preferred<'a>(chat: &Chat, reader: &'a Option<Reader>) -> impl Fn(&RankedPair
     first(reader, move |pair: &RankedPair, reader| Ok(preferences::fits(&chat, reader)(pair)))
 }
 
+/// Column in which a run keeps an answer that is no text.
+const RECORDED_ANSWER: &str = "answer_of_record";
+
 /// Judges pairs as a reward model learns from them.
 fn scored<'a>(chat: &Chat, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -> Judged + Sync + 'a {
     let chat = chat.clone();
@@ -167,12 +170,12 @@ fn scored<'a>(chat: &Chat, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -
 }
 
 impl Surveyed {
-    /// Looks at the prompts of `[task]`, and returns the columns of those that were judged.
-    fn prompts(&mut self, plan: &Plan, reader: &Option<Reader>) -> BTreeSet<String> {
+    /// Looks at the prompts of `[task]`, and returns the columns of those that were judged, if any were.
+    fn prompts(&mut self, plan: &Plan, reader: &Option<Reader>) -> Option<BTreeSet<String>> {
         let fits = data::fits(&plan.chat, plan.environment.as_ref(), reader.as_ref(), plan.generate.max_new_tokens);
-        let (judge, columns) = (asked(plan, reader, fits), Mutex::new(BTreeSet::new()));
+        let (judge, columns) = (asked(plan, reader, fits), Mutex::new(None));
         self.look_at("task", "", plan.task.data.sources(), Some(plan.batch.groups), |prompt: &Prompt| {
-            columns.lock().extend(prompt.metadata.keys().cloned());
+            columns.lock().get_or_insert_with(BTreeSet::new).extend(prompt.metadata.keys().cloned());
             judge(prompt)
         });
         columns.into_inner()
@@ -180,7 +183,7 @@ impl Surveyed {
 
     /// Loads the Python files of rewards and of the environment, and ends their processes. `columns` are those of
     /// the data, if it was read; environments add others.
-    fn python(&mut self, plan: &Plan, columns: &BTreeSet<String>) {
+    fn python(&mut self, plan: &Plan, columns: Option<&BTreeSet<String>>) {
         let rewards = plan.reward.rule.python().into_iter().map(|(key, of)| (key, of.start()));
         let rewards = rewards.map(|(key, loaded)| (format!("{key}.file"), loaded));
         let environment = plan.environment.as_ref().and_then(|of| {
@@ -195,12 +198,14 @@ impl Surveyed {
             match loaded {
                 Ok(workers) => {
                     self.lines.push(format!("{key}: {} loaded", workers.name()));
-                    let are_known = !columns.is_empty() && plan.environment.is_none();
-                    let unknown = workers.needs().iter().filter(|name| are_known && !columns.contains(*name));
-                    for name in unknown {
-                        let known = columns.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+                    let columns = columns.filter(|_| plan.environment.is_none());
+                    let known = columns.into_iter().flatten().filter(|name| *name != RECORDED_ANSWER);
+                    let known = known.map(String::as_str).collect::<Vec<_>>().join(", ");
+                    let known = if known.is_empty() { "none" } else { &known };
+                    let is_unknown = |name: &&String| columns.is_some_and(|columns| !columns.contains(*name));
+                    for name in workers.needs().iter().filter(is_unknown) {
                         let problem = format!("`{key}`: the reward function takes `{name}`, which is no column of the data");
-                        let help = format!("its columns are {}", untrusted::line(&known));
+                        let help = format!("its columns are {}", untrusted::line(known));
                         self.complaints.push(Problem::of(&key, problem, help));
                     }
                 }

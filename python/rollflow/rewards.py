@@ -14,8 +14,10 @@ ABSENT = {
 
 # What TRL gives with an entry for each completion, beyond the columns of the data.
 LISTS = {"completions", "completion_ids", "prompts", "environments"}
+# What else only TRL gives.
+LOGS = {"log_metric", "log_extra"}
 # What a function of each form gets, whatever the data.
-GIVEN_LISTS = {"completions", "completion_ids", "prompts", "log_metric", "log_extra"}
+GIVEN_LISTS = {"completions", "completion_ids", "prompts"} | LOGS
 GIVEN_VERL = {"solution_str", "data_source", "ground_truth", "extra_info"}
 GIVEN_PLAIN = {"completion", "response", "prompt", "messages", "status"}
 # Where a run keeps an `answer` that is no text, as it was in the data.
@@ -28,7 +30,7 @@ class Reward:
     The parameters of the function decide how it is called:
 
     - `solution_str`: once for each completion, as verl calls `compute_score`;
-    - one of `LISTS`, or nothing but `**kwargs`: once with lists, as TRL calls it;
+    - one of `LISTS` or `LOGS`, or nothing but `**kwargs`: once with lists, as TRL calls it;
     - otherwise once for each completion, by name: `completion`, `prompt`, and columns of the data.
     """
 
@@ -44,7 +46,7 @@ class Reward:
                 raise Refused(f"the reward function takes `{name}`: {ABSENT[name]}")
         self.is_async = is_async(function)
         # It may compare the completions of a group.
-        takes_lists = bool(self.names & LISTS) or (self.takes_all and not self.names)
+        takes_lists = bool(self.names & (LISTS | LOGS)) or (self.takes_all and not self.names)
         self.takes_groups = takes_lists and not self.names & {"solution_str", "completion"}
         given = GIVEN_LISTS if self.takes_groups else GIVEN_VERL if "solution_str" in self.names else GIVEN_PLAIN
         # Columns of the data that it can't do without.

@@ -129,6 +129,11 @@ class Served(unittest.TestCase):
             return [float(len(text)) for text in prompts]
 
         samples = [{"response": "a" * n, "status": "completed", "metadata": {}, "tokens": [1] * n} for n in (1, 2)]
+        def by_logs(log_metric, prompt=None, **columns):
+            log_metric("seen", 1.0)
+            return [4.0] * len(columns["completions"])
+
+        self.assertTrue(Reward(by_logs).takes_groups)
         for function, takes_tokens, rewards in [(by_tokens, True, [1.0, 2.0]), (by_name, True, [2.0, 4.0]), (by_prompts, False, [3.0, 3.0])]:
             reward = Reward(function)
             self.assertEqual((reward.takes_groups, reward.takes_tokens), (True, takes_tokens), function.__name__)

@@ -54,6 +54,9 @@ pub fn critic(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Optio
     let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
     let (model, weights) =
         load_hf(&models::model_folder(path)?).with_context(|| format!("loading the critic from {}", path.display()))?;
+    // LongRoPE turns by the same factors as in the policy.
+    let long = policy.config().rotates_long() && model.contexts().is_some();
+    let model = if long { model.within(Some(policy.config().max_positions))? } else { model };
     models::same_vocabulary("the critic", path, model.vocab_size, policy.config().vocab_size)?;
     Ok(Some(match model.scores {
         true => LocalBackend::new(config, model, weights)?,

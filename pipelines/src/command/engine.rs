@@ -14,9 +14,10 @@ use rollflow::prelude::Policy;
 use rollflow::recipe::{Net, Plan};
 
 use super::plans::{RecipeArgs, load};
+use super::policies::policy_by;
 use super::{End, choice, out};
+use crate::assemble::engines;
 use crate::assemble::servers::Startup;
-use crate::assemble::{engines, models};
 use crate::registry::Registry;
 
 /// Kinds of engine that are servers.
@@ -91,9 +92,7 @@ impl Engine {
 
 /// The model at `path`, with any adapters that it has, or else the recipe's.
 fn policy(plan: &Plan, path: Option<&Path>) -> Result<Policy> {
-    let Some(path) = path else { return crate::assemble::policy::policy(plan) };
-    let folder = models::model_folder(path)?;
-    Policy::load(&folder).with_context(|| format!("loading {}", folder.display()))
+    path.map_or_else(|| crate::assemble::policy::policy(plan), |path| policy_by(plan, path))
 }
 
 impl Launch {

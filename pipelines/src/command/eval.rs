@@ -23,15 +23,19 @@ use super::plans::{RecipeArgs, load, load_of_run};
 use super::policies::{model_folder, policy_by, saved};
 use crate::assemble::engines::Engines;
 use crate::assemble::evaluation::eval_spec;
+use crate::assemble::models::run_of;
 use crate::assemble::policy;
 use crate::assemble::policy::Reader;
 use crate::assemble::servers::Startup;
 use crate::registry::Registry;
 use crate::run::RECIPE;
+use crate::run::python_files;
 use crate::run::recipe_keys::flat;
 
 /// File of the answers, one a line.
 const ANSWERS: &str = "answers.jsonl";
+/// Field of the identity with checksums of the data, of the models and of what judges.
+const CONTENTS: &str = "contents";
 /// File of the evaluation's identity and metrics.
 const EVALUATION: &str = "evaluation.json";
 /// Version of the evaluated weights on servers.
@@ -79,7 +83,13 @@ impl Eval {
             false => load(&RecipeArgs { recipe: self.what.clone(), sets }, registry)?,
         };
         let (model, policy) = self.model(&plan, is_run)?;
-        let name = model.file_name().map_or_else(|| plan.name.clone(), |name| name.to_string_lossy().into_owned());
+        let name_of =
+            |path: &Path| path.file_name().map_or_else(|| plan.name.clone(), |name| name.to_string_lossy().into_owned());
+        // A checkpoint of another run has that run's name, too.
+        let name = match run_of(&model).filter(|run| !is_run || *run != self.what) {
+            Some(run) => format!("{}-{}", name_of(run), name_of(&model)),
+            None => name_of(&model),
+        };
         let folder = self.out.clone().unwrap_or_else(|| match is_run {
             true => self.what.join("evals").join(&name),
             false => PathBuf::from("runs").join(format!("{}-eval-{name}", plan.name)),
@@ -256,6 +266,11 @@ impl StandaloneEval<'_> {
             "seed": plan.seed,
             "max_new_tokens": eval.max_new_tokens.unwrap_or(plan.generate.max_new_tokens),
             "asked": asked,
+            CONTENTS: {
+                "data": recipe::data_fingerprints(&plan),
+                "models": recipe::model_fingerprints(&plan),
+                "python": python_files::checksums(&plan),
+            },
         });
         if plan.engine.is_remote() {
             identity["engine"] = plan.engine.kind().word().into();
@@ -263,7 +278,7 @@ impl StandaloneEval<'_> {
         Ok(identity)
     }
 
-    /// Answers that an interrupted evaluation of the same identity left.
+    /// Answers that an evaluation of the same identity left. What judged them is the same.
     fn judged(&self, identity: &Value) -> Result<Vec<JudgedAnswer>> {
         let path = self.out.join(EVALUATION);
         let Ok(text) = std::fs::read_to_string(&path) else { return Ok(Vec::new()) };
@@ -273,6 +288,11 @@ impl StandaloneEval<'_> {
         }
         if !is_same(&found, identity) {
             bail!("{} holds an evaluation of something else; choose another folder with --out", self.out.display());
+        }
+        // Earlier versions noted no contents.
+        if found.get(CONTENTS).is_some_and(|of| *of != identity[CONTENTS]) {
+            out::complain("the data, the reward's files or its models have changed: everything is sampled and judged again");
+            return Ok(Vec::new());
         }
         let answers = self.out.join(ANSWERS);
         // A line that was torn by the interruption is skipped.
@@ -297,7 +317,7 @@ fn is_same(found: &Value, identity: &Value) -> bool {
     };
     let others = |identity: &Value| -> Option<Value> {
         let mut identity = identity.clone();
-        identity.as_object_mut()?.remove("asked");
+        identity.as_object_mut()?.retain(|key, _| !["asked", CONTENTS].contains(&&**key));
         Some(identity)
     };
     others(found) == others(identity) && asked(found).is_some_and(|found| Some(found) == asked(identity))

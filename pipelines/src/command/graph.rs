@@ -114,7 +114,7 @@ fn outlined(plan: &Plan) -> Plan {
     }
     let reference = plan.reference.as_mut().map(|of| &mut of.policy);
     let teacher = plan.teacher.as_mut().map(|of| &mut of.policy);
-    reference.into_iter().chain(teacher).for_each(without_folders);
+    reference.into_iter().chain(teacher).for_each(without_others);
     if plan.pipeline.reinforces() {
         plan.task = Task::default();
     }
@@ -124,14 +124,18 @@ fn outlined(plan: &Plan) -> Plan {
     plan
 }
 
-/// Takes the policy itself where a folder has another.
-fn without_folders(of: &mut ReferencePolicy) {
+/// Takes the policy itself where a folder has another, and servers that need no token.
+fn without_others(of: &mut ReferencePolicy) {
     match of {
         ReferencePolicy::Frozen { path } => *path = None,
+        ReferencePolicy::Server(of) => of.token_env = None,
+        ReferencePolicy::Tinker(of) => of.key_env = None,
         ReferencePolicy::BySource { part } => {
             for part in part {
-                if let FixedPolicy::Frozen { path } = &mut part.policy {
-                    *path = None;
+                match &mut part.policy {
+                    FixedPolicy::Frozen { path } => *path = None,
+                    FixedPolicy::Server(of) => of.token_env = None,
+                    FixedPolicy::Tinker(of) => of.key_env = None,
                 }
             }
         }

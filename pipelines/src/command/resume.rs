@@ -7,15 +7,16 @@ use anyhow::Result;
 use clap::Args;
 use rollflow::ranks::{Place, Ranks};
 use rollflow::util::secrets::masked;
+use rollflow::util::untrusted;
 
 use super::plans::{RecipeArgs, load};
 use super::run::{Drained, execute};
 use super::{End, out, refused};
 use crate::registry::Registry;
-use crate::run::folder::RunFolder;
+use crate::run::folder::{RunFolder, lock};
 use crate::run::ranks::among_ranks;
 use crate::run::recipe_keys::changed_for_resume;
-use crate::run::resume::{TooFewSteps, complete, rewind_to_checkpoint};
+use crate::run::resume::{TooFewSteps, complete, cut, rewind_to};
 use crate::run::{RECIPE, upload};
 
 /// Resume an interrupted run from its newest checkpoint. Some keys may change; changing others,
@@ -113,8 +114,11 @@ impl Resume {
                     "{shown} is complete: it has taken all of its {steps} steps. To train on: rollflow resume {shown} --set {key}=N\n"
                 ));
             }
-            let folder = RunFolder::open(&run, &plan)?;
-            let from = rewind_to_checkpoint(&run, plan.overlaps(), |line| folder.say(line))?;
+            let lock = lock(&run)?;
+            // Before anything is written: a run that can't be resumed is not changed.
+            let cut = cut(&run, plan.overlaps(), |line| out::complain(&untrusted::line(line)))?;
+            let folder = RunFolder::open(&run, &plan, Some(lock))?;
+            let from = rewind_to(&run, cut, |line| folder.say(line))?;
             execute(&plan, registry, folder, from.as_ref(), drained)
         })
     }

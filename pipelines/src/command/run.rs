@@ -86,7 +86,7 @@ impl Run {
             // Ids are pinned, since their contents may change.
             let plan = plan.pinned(&Cache::of_user());
             let drained = if resume { Drained::Again } else { Drained::Done };
-            execute(&plan, registry, RunFolder::open(&folder, &plan)?, None, drained)
+            execute(&plan, registry, RunFolder::open(&folder, &plan, None)?, None, drained)
         })
     }
 }

@@ -100,10 +100,10 @@ pub struct RunFolder {
     page: Option<PageServer>,
     /// The ranks that share the run, if there are several.
     ranks: Option<Arc<Member>>,
+    /// Ends before the uploads, which have its state.
+    _trackers: Option<Trackers>,
     /// Ends before the lock.
     uploads: Option<Uploads>,
-    /// So do these.
-    _trackers: Option<Trackers>,
     #[cfg(feature = "otlp")]
     otlp: Option<Otlp>,
     /// Held for as long as this process works on the run.
@@ -129,6 +129,18 @@ pub fn refuse_another_run(path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Takes the lock of the run in `path`, and makes the folder if it is not there.
+pub fn lock(path: &Path) -> Result<File> {
+    atomic_file::create_folder(path).with_context(|| format!("making the run's folder {}", path.display()))?;
+    let file = path.join(LOCK);
+    // Two processes on one run would tear its files. The lock goes with the process, also when it is killed.
+    match lock_file::take(&file) {
+        Ok(lock) => Ok(lock),
+        Err(TryLockError::WouldBlock) => bail!("another process works on the run in {}; wait for it or stop it", path.display()),
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {}", file.display())),
+    }
+}
+
 /// Gives the metrics what is known of a flow from the recipe of its part of the run.
 fn describe(metrics: &Metrics, plan: &Plan) {
     metrics.set(Metric::PlannedSteps, &[], plan.steps() as f64);
@@ -148,10 +160,10 @@ pub fn announce_end(report: &Report, text: &str) {
 
 impl RunFolder {
     /// Opens or creates the folder, writes the resolved recipe into it and serves metrics and the live
-    /// page if the recipe says so. Other files stay.
-    pub fn open(path: &Path, plan: &Plan) -> Result<Self> {
+    /// page if the recipe says so. Other files stay. `locked`: the run's [`lock`], if the caller has it.
+    pub fn open(path: &Path, plan: &Plan, locked: Option<File>) -> Result<Self> {
         let (metrics, address) = (Metrics::new(), plan.observe.metrics);
-        // Before anything is written: a busy port must not leave a folder that looks like a run.
+        // Before anything is written: a busy port or a wrong store must not leave a folder that looks like a run.
         let serve = |address| MetricsServer::start(address, metrics.clone(), &plan.net.allowed_hosts);
         let server = address.map(serve).transpose()?;
         let page = |address| {
@@ -161,12 +173,16 @@ impl RunFolder {
         };
         let page = plan.observe.page.map(page).transpose()?;
         Trackers::check(plan)?;
+        drop(plan.store.checkpoints(plan.net.ca_file.as_deref())?);
+        #[cfg(feature = "otlp")]
+        let otlp = plan.observe.otlp.as_ref().map(|url| Otlp::start(url, plan, &metrics)).transpose()?;
         metrics.set(Metric::BuildInfo, &[env!("CARGO_PKG_VERSION")], 1.0);
         metrics.set(Metric::RunInfo, &[&plan.name, plan.pipeline.word()], 1.0);
-        let mut run = RunFolder::serving(path, plan, metrics, server, page)?;
+        let lock = locked.map_or_else(|| lock(path), Ok)?;
+        let mut run = RunFolder::serving(path, plan, metrics, server, page, lock)?;
         #[cfg(feature = "otlp")]
-        if let Some(url) = &plan.observe.otlp {
-            run.otlp = Some(Otlp::start(url, plan, &run.metrics)?);
+        {
+            run.otlp = otlp;
         }
         run._trackers = Some(Trackers::start(plan, path, &run.console)?);
         Ok(run)
@@ -187,7 +203,8 @@ impl RunFolder {
 
     /// Creates or opens the folder `name` in this one, for a part that is a separate run, with its own trackers.
     pub fn part(&self, name: &str, plan: &Plan) -> Result<Self> {
-        let part = RunFolder::serving(&self.path.join(name), plan, self.metrics.clone(), None, None)?;
+        let path = self.path.join(name);
+        let part = RunFolder::serving(&path, plan, self.metrics.clone(), None, None, lock(&path)?)?;
         self.page.iter().for_each(|page| page.show(&part.observed));
         let trackers = Trackers::start(plan, part.path(), &self.console)?;
         Ok(RunFolder { console: self.console.clone(), ranks: self.ranks.clone(), _trackers: Some(trackers), ..part })
@@ -204,17 +221,8 @@ impl RunFolder {
         metrics: Metrics,
         server: Option<MetricsServer>,
         page: Option<PageServer>,
+        lock: File,
     ) -> Result<Self> {
-        atomic_file::create_folder(path).with_context(|| format!("making the run's folder {}", path.display()))?;
-        let file = path.join(LOCK);
-        // Two processes on one run would tear its files. The lock goes with the process, also when it is killed.
-        let lock = match lock_file::take(&file) {
-            Ok(lock) => lock,
-            Err(TryLockError::WouldBlock) => {
-                bail!("another process works on the run in {}; wait for it or stop it", path.display())
-            }
-            Err(TryLockError::Error(error)) => return Err(error).with_context(|| format!("locking {}", file.display())),
-        };
         atomic_file::remove_leftovers(path).with_context(|| format!("removing what is half written in {}", path.display()))?;
         let recipe = path.join(RECIPE);
         let mut plan = plan.clone();

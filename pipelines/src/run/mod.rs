@@ -9,7 +9,7 @@ pub(crate) mod observed;
 pub(crate) mod otlp;
 pub(crate) mod page;
 mod provenance;
-mod python_files;
+pub(crate) mod python_files;
 pub(crate) mod ranks;
 pub(crate) mod recipe_keys;
 pub(crate) mod record;

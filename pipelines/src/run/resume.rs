@@ -25,14 +25,16 @@ pub struct ResumePoint {
     pub trainer: Resumed,
 }
 
-/// Finds the cut of the run in `run` and undoes everything after it. `None` if the run has no
-/// checkpoint and starts again. `overlaps`: a checkpoint is taken although rows before it are missing.
+/// Where a run is cut: step and folder of its newest intact checkpoint.
+pub type Cut = Option<(u64, PathBuf)>;
+
+/// Finds the cut of the run in `run`: `None` if it has no checkpoint and starts again. Changes nothing.
+/// `overlaps`: a checkpoint is taken although rows before it are missing.
 ///
 /// # Errors
-/// None of the checkpoints is intact, one can't be read, or a file can't be changed.
-pub fn rewind_to_checkpoint(run: &Path, overlaps: bool, say: impl Fn(&str)) -> Result<Option<ResumePoint>> {
+/// None of the checkpoints is intact, or one can't be read.
+pub fn cut(run: &Path, overlaps: bool, say: impl Fn(&str)) -> Result<Cut> {
     let checkpoints = run.join(CHECKPOINTS);
-    checkpoint::remove_leftovers(&checkpoints)?;
     let logged = last_step(&run.join("metrics.jsonl"))?;
     let (mut chosen, mut later) = (None, None);
     for found in checkpoint::intact(&checkpoints)? {
@@ -55,6 +57,14 @@ pub fn rewind_to_checkpoint(run: &Path, overlaps: bool, say: impl Fn(&str)) -> R
         let shown = checkpoints.display();
         bail!("{shown} has no intact checkpoint; restore the files above, or move the folder away to begin again at step 1");
     }
+    Ok(chosen)
+}
+
+/// Undoes everything after the cut.
+pub fn rewind_to(run: &Path, chosen: Cut, say: impl Fn(&str)) -> Result<Option<ResumePoint>> {
+    let checkpoints = run.join(CHECKPOINTS);
+    checkpoint::remove_leftovers(&checkpoints)?;
+    let logged = last_step(&run.join("metrics.jsonl"))?;
     // A run that was stopped or failed dropped the rows of its last steps, or the log was edited.
     if let Some((step, _)) = chosen.as_ref().filter(|(step, _)| *step > logged) {
         say(&format!(

@@ -38,6 +38,8 @@ const UPLOADED: &str = ".uploaded";
 
 /// Files that a resume needs, in addition to the logs.
 const FILES: [&str; 4] = [RECIPE, RECORD, LINEAGE, DEAD_LETTERS];
+/// So are these: what each tracker has of the run.
+const TRACKERS: [&str; 3] = ["trackers/wandb.json", "trackers/trackio.json", "trackers/mlflow.json"];
 /// Folders that a resume needs, in addition to a checkpoint.
 const FOLDERS: [&str; 1] = ["reference"];
 
@@ -101,6 +103,9 @@ struct Uploaded {
     checkpoint: PathBuf,
     /// Its list of files with their checksums.
     metadata: String,
+    /// Trackers that had begun the run.
+    #[serde(default)]
+    trackers: Vec<String>,
 }
 
 /// Uploads the newest complete checkpoint, unless it is `done`. `with_part`: also one of the supervised part.
@@ -112,6 +117,7 @@ fn upload_newest(run: &Path, with_part: bool, publisher: &mut Publisher, done: &
         store: publisher.store().name().to_owned(),
         checkpoint: path.strip_prefix(run).unwrap_or(&path).to_owned(),
         metadata: fs::read_to_string(path.join(checkpoint::METADATA)).with_context(|| path.display().to_string())?,
+        trackers: TRACKERS.into_iter().filter(|file| run.join(file).exists()).map(str::to_owned).collect(),
     };
     if done.as_ref() == Some(&found) {
         return Ok(());
@@ -134,10 +140,12 @@ fn upload_newest(run: &Path, with_part: bool, publisher: &mut Publisher, done: &
 fn stage(run: &Path, checkpoint: &Path, staging: &Path) -> Result<()> {
     link_all(&run.join(checkpoint), &staging.join(checkpoint))?;
     let parts: &[&str] = if checkpoint.starts_with(SFT) { &["", SFT] } else { &[""] };
-    for (part, file) in parts.iter().flat_map(|part| FILES.into_iter().chain(LOGS).map(move |file| (part, file))) {
+    for (part, file) in parts.iter().flat_map(|part| FILES.into_iter().chain(TRACKERS).chain(LOGS).map(move |file| (part, file)))
+    {
         let (from, to) = (run.join(part).join(file), staging.join(part).join(file));
         // Logs grow, so they are copied.
         if from.is_file() {
+            to.parent().map_or(Ok(()), fs::create_dir_all).with_context(|| to.display().to_string())?;
             fs::copy(&from, &to).with_context(|| format!("copying {}", from.display()))?;
         }
     }

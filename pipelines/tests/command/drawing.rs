@@ -35,6 +35,16 @@ fn a_pipeline_is_drawn_in_three_languages() {
 }
 
 #[test]
+fn a_pipeline_is_drawn_where_tokens_of_its_servers_are_absent() {
+    for kind in ["kind=\"server\",token_env", "kind=\"tinker\",key_env"] {
+        let reference = format!("reference={{{kind}=\"NO_SUCH_VARIABLE\",url=\"http://127.0.0.1:1\"}}");
+        let sets = [&*reference, "train.kl_loss={beta=0.1}", "generate.temperature=1"];
+        let drawn = rollflow(&with_sets(&["graph", GRPO], &sets)).ok();
+        assert!(drawn.out.contains("reference"), "{}", drawn.out);
+    }
+}
+
+#[test]
 fn a_pipeline_is_drawn_where_its_devices_are_absent() {
     let sets = ["--set", "model.device=\"cuda:63\"", "--set", "generate.devices=[\"cuda:62\"]"];
     let with = |command: &str| rollflow(&[&[command, GRPO][..], &sets].concat());

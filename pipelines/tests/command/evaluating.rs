@@ -284,6 +284,36 @@ fn an_evaluation_of_which_every_completion_fails_exits_with_1_and_the_first_erro
 }
 
 #[test]
+fn an_evaluation_is_judged_again_when_its_reward_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, run) = (folder.path().join("reward.py"), tiny_run(folder.path(), &[]));
+    let sets = [EVAL.to_owned(), format!("reward={{kind=\"python\",file={file:?},function=\"reward\"}}")];
+    let mean = |value: &str| {
+        fs::write(&file, format!("def reward(completion):\n    return {value}\n")).unwrap();
+        let asked = rollflow(&with_sets(&["eval", run.to_str().unwrap(), "--json"], &sets)).ok();
+        (serde_json::from_str::<Value>(&asked.out).unwrap()["metrics"]["eval_reward_mean"].as_f64(), asked.err)
+    };
+    assert_eq!(mean("0.25").0, Some(0.25));
+    let (again, told) = mean("0.75");
+    assert!(again == Some(0.75) && told.contains("judged again"), "{again:?} {told}");
+    assert!(!mean("0.75").1.contains("judged again"));
+}
+
+#[test]
+fn evaluations_of_two_runs_have_two_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, other] = ["one", "other"].map(|name| tiny_run(&folder.path().join(name), &[EVAL]));
+    let judged = |more: &[&str]| {
+        let asked = rollflow(&[&["eval", one.to_str().unwrap(), "--json"][..], more].concat()).ok();
+        let report: Value = serde_json::from_str(&asked.out).unwrap();
+        Path::new(report["answers"].as_str().unwrap()).parent().unwrap().file_name().unwrap().to_owned()
+    };
+    let of_other = format!("{}-step_000003", other.file_name().unwrap().display());
+    assert_eq!(judged(&[]), "step_000003");
+    assert_eq!(judged(&["--model", other.to_str().unwrap()]).to_str(), Some(&*of_other));
+}
+
+#[test]
 fn prompts_that_changed_since_an_evaluation_are_sampled_again() {
     let folder = tempfile::tempdir().unwrap();
     let (task, run, out) = (folder.path().join("task.jsonl"), tiny_run(folder.path(), &[]), folder.path().join("eval"));

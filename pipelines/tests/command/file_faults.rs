@@ -333,12 +333,13 @@ fn a_resume_without_an_intact_checkpoint_ends_and_leaves_all_files() {
     for step in ["step_000001", "step_000002"] {
         fs::write(run.join("checkpoints").join(step).join("tokenizer.json"), "{}").unwrap();
     }
-    let rows = read(&run.join("metrics.jsonl"));
+    let files = || ["metrics.jsonl", "recipe.toml", "run.json"].map(|file| read(&run.join(file)));
+    let before = files();
     let more = [&resume(&run)[..], &["--set", "train.steps=3"]].concat();
     let ended = rollflow(&more);
     assert_eq!(ended.code, Some(1), "{}", ended.err);
     assert!(ended.err.matches("checkpoint left out: ").count() == 2 && ended.err.contains("restore the files"), "{}", ended.err);
-    assert_eq!(read(&run.join("metrics.jsonl")), rows);
+    assert_eq!(files(), before, "the run is as it was");
     assert!(run.join("checkpoints/step_000002/model.safetensors").exists());
     let exported = rollflow(&["export", run.to_str().unwrap(), folder.path().join("model").to_str().unwrap()]);
     assert!(exported.err.contains("is intact: ") && exported.err.contains("tokenizer.json"), "{}", exported.err);

@@ -131,6 +131,16 @@ fn a_supervised_part_resumes_from_the_store_of_its_run() {
     assert_eq!(uploads(), newest);
 }
 
+/// Nothing that a second attempt would meet.
+#[test]
+fn a_run_whose_store_can_not_be_opened_leaves_no_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let ended = rollflow(&run_args(GRPO, &out, &["store={url=\"az://container/run\"}"]));
+    assert!(ended.code == Some(1) && ended.err.to_lowercase().contains("account"), "{}", ended.err);
+    assert!(!out.exists());
+}
+
 /// A key that nothing reads any more is an error, and not ignored.
 #[test]
 fn supervised_steps_can_be_raised_until_the_supervised_part_has_ended() {

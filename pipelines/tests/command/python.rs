@@ -148,11 +148,15 @@ fn check_loads_the_files_and_names_what_is_wrong_with_them() {
     fs::write(&data, "{\"prompt\":\"1+1=\",\"answer\":\"2\",\"level\":3}\n").unwrap();
     let asking = folder.path().join("asking.py");
     fs::write(&asking, "def reward(completion, level, levle):\n    return 1.0\n").unwrap();
-    let bad =
-        check(&[&format!("reward={{kind=\"python\",file={asking:?}}}"), "batch.groups=1", &format!("task={{data={data:?}}}")]);
+    let asked =
+        || check(&[&format!("reward={{kind=\"python\",file={asking:?}}}"), "batch.groups=1", &format!("task={{data={data:?}}}")]);
+    let bad = asked();
     let expected = "`reward.file`: the reward function takes `levle`, which is no column of the data";
     assert!(bad.err.contains(expected) && bad.err.contains("its columns are answer, level"), "{}", bad.err);
     assert_eq!(bad.err.matches("which is no column").count(), 1, "{}", bad.err);
+    fs::write(&data, "{\"prompt\":\"1+1=\"}\n").unwrap();
+    let bad = asked();
+    assert_eq!(bad.err.matches("which is no column").count(), 2, "there are no columns: {}", bad.err);
     let bad = check(&["environment={kind=\"python\",file=\"x.py\"}"]);
     assert!(bad.err.contains("`environment.environment` and `environment.tools` are missing"), "{}", bad.err);
 }

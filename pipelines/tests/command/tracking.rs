@@ -144,6 +144,25 @@ fn a_tracker_has_the_state_in_which_the_run_ended() {
 }
 
 #[test]
+fn a_run_that_goes_on_from_a_store_stays_one_run_of_the_tracker() {
+    let folder = tempfile::tempdir().unwrap();
+    let [modules, told] = module(folder.path());
+    let [store, begun, moved] = ["store", "begun", "moved"].map(|name| folder.path().join(name));
+    let address = format!("file://{}", store.display());
+    let variables = [("PYTHONPATH", modules.as_str()), ("TOLD", told.as_str())];
+    let kept = format!("store={{url={address:?}}}");
+    let sets = ["observe.wandb={samples=0}", &kept, "checkpoint.every=1"];
+    rollflow_with(&run_args(GRPO, &begun, &sets), &variables).ok();
+    std::fs::remove_dir_all(&begun).unwrap();
+    rollflow_with(&["resume", &address, "--out", moved.to_str().unwrap(), "--set", "train.steps=5"], &variables).ok();
+    let lines = json_lines(Path::new(&told));
+    let begun: Vec<&Value> = lines.iter().filter(|line| line[0] == "rollflow").collect();
+    assert!(begun.len() == 2 && begun[1][1] == "the-run", "{begun:?}");
+    let all = steps(&lines);
+    assert!(all.iter().is_sorted() && all.last() == Some(&5), "{all:?}");
+}
+
+#[test]
 fn a_run_that_another_process_works_on_is_followed_until_it_ends() {
     let folder = tempfile::tempdir().unwrap();
     let [modules, told] = module(folder.path());
