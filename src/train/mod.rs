@@ -71,7 +71,7 @@ pub use future::{TrainFuture, promise};
 #[cfg(feature = "torch")]
 pub use local::{LocalBackend, LocalConfig, companions, follow};
 #[cfg(feature = "torch")]
-pub use policy::{Policy, ScoreModel, score_pair, score_sample, tokenizer_folder};
+pub use policy::{LoadedModel, Policy, ScoreModel, score_pair, score_sample, tokenizer_folder};
 pub use prepare::assign_advantages;
 pub(crate) use prepare::{TokenColumn, assign_advantages_of, continues, token_advantages, token_rewards};
 pub use probe::probe;

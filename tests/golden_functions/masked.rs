@@ -10,9 +10,10 @@ pub fn statistics(case: &Case) -> Result<(), String> {
     let mask: Vec<f32> = mask.data.iter().map(|&mask| mask as f32).collect();
     let inputs = &case.value["inputs"];
     let columns = values.shape.get(1).copied().unwrap_or(1);
+    let whole = 0..values.data.len();
     // The stretch of each part, and the distance from one of its numbers to the next.
     let (parts, step) = match inputs["axis"].as_i64() {
-        None => (vec![0..values.data.len()], 1),
+        None => (vec![whole], 1),
         Some(-1 | 1) => ((0..values.shape[0]).map(|row| row * columns..(row + 1) * columns).collect(), 1),
         Some(-2 | 0) => ((0..columns).map(|column| column..values.data.len()).collect(), columns),
         Some(axis) => return Err(format!("axis is {axis}")),

@@ -3,18 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use rollflow::recipe;
+pub use rollflow::recipe::model_folder;
 use rollflow::train::CheckpointMetadata;
 use rollflow::train::checkpoint::{self, CHECKPOINTS, FileMark};
 use rollflow::util::atomic_file;
 use serde::{Deserialize, Serialize};
 
 use crate::run::LINEAGE;
-
-/// The model folder that `path` stands for, as `check` finds it.
-pub fn model_folder(path: &Path) -> Result<PathBuf> {
-    Ok(recipe::model_folder(path)?)
-}
 
 /// Rejects another model of the run, called `what`, whose vocabulary is not the policy's.
 pub(crate) fn same_vocabulary(what: &str, path: &Path, theirs: usize, ours: usize) -> Result<()> {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use rollflow::model::{Dtype, ModelConfig, Weights, save_hf};
 use rollflow::prelude::*;
 use rollflow::recipe::{Model, ModelSource, Pipeline, Plan};
-use rollflow::train::ScoreModel;
+use rollflow::train::{LoadedModel, ScoreModel};
 use rollflow::util::atomic_file;
 
 use crate::assemble::{models, policy};
@@ -17,22 +17,20 @@ const BASE: &str = "base";
 
 /// The model of a run in the folder `run`, under adapters if the recipe says so.
 pub fn policy(plan: &Plan, run: &Path) -> Result<Policy> {
-    let base = policy::base(&begun(plan, run)?, &plan.chat, plan.lora.as_ref(), plan.seed)?;
+    under_adapters(policy::base(&begun(plan, run)?, &plan.chat, plan.lora.as_ref(), plan.seed)?, plan, run)
+}
+
+/// The reward model of a run in the folder `run`, under adapters if the recipe says so.
+pub fn score_model(plan: &Plan, run: &Path) -> Result<ScoreModel> {
+    under_adapters(policy::score_base(&begun(plan, run)?, &plan.chat, plan.seed)?, plan, run)
+}
+
+fn under_adapters<const SCORES: bool>(base: LoadedModel<SCORES>, plan: &Plan, run: &Path) -> Result<LoadedModel<SCORES>> {
     let base = match (&plan.lora, base.folder()) {
         (Some(_), None) => base.found_in(kept(base.config(), &base.weights(), base.tokenizer(), run)?),
         _ => base,
     };
     policy::adapted(base, plan.lora.as_ref(), plan.seed)
-}
-
-/// The reward model of a run in the folder `run`, under adapters if the recipe says so.
-pub fn score_model(plan: &Plan, run: &Path) -> Result<ScoreModel> {
-    let base = policy::score_base(&begun(plan, run)?, &plan.chat, plan.seed)?;
-    let base = match (&plan.lora, base.folder()) {
-        (Some(_), None) => base.found_in(kept(base.config(), &base.weights(), base.tokenizer(), run)?),
-        _ => base,
-    };
-    policy::adapted_scorer(base, plan.lora.as_ref(), plan.seed)
 }
 
 /// Returns the model, pinned to the checkpoint that the run started from, however many checkpoints

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use rollflow::model::{Compute, Dtype, Lora, ModelConfig, base_of};
 use rollflow::prelude::*;
 use rollflow::recipe::{BaseFormat, Chat, DeviceName, Lora as Adapters, Model, ModelSource, Plan, TrainerBackend};
-use rollflow::train::{ScoreModel, tokenizer_folder};
+use rollflow::train::{LoadedModel, ScoreModel, tokenizer_folder};
 use serde_json::Value;
 
 use crate::assemble::{conversations, models};
@@ -147,18 +147,7 @@ pub fn outline(plan: &Plan) -> Result<Policy> {
 }
 
 /// `base` under the adapters of `[lora]`, which the seed draws.
-pub fn adapted(base: Policy, lora: Option<&Adapters>, seed: u64) -> Result<Policy> {
-    Ok(match lora {
-        Some(lora) => {
-            let base = if lora.base == BaseFormat::Nf4 { base.quantised() } else { base };
-            base.adapted(adapters(lora)?, seed)?
-        }
-        None => base.merged(),
-    })
-}
-
-/// A reward model under the adapters of `[lora]`, which the seed draws.
-pub fn adapted_scorer(base: ScoreModel, lora: Option<&Adapters>, seed: u64) -> Result<ScoreModel> {
+pub fn adapted<const SCORES: bool>(base: LoadedModel<SCORES>, lora: Option<&Adapters>, seed: u64) -> Result<LoadedModel<SCORES>> {
     Ok(match lora {
         Some(lora) => {
             let base = if lora.base == BaseFormat::Nf4 { base.quantised() } else { base };

@@ -47,7 +47,9 @@ enum What {
     Status(At),
     Logs(Logs),
     Attach(At),
-    Stop(Stop),
+    /// End a run on a host: it finishes what is in flight and saves a checkpoint. After deploy.grace seconds
+    /// it is stopped, after as many again killed.
+    Stop(At),
     Fetch(Fetch),
 }
 
@@ -114,14 +116,6 @@ struct Logs {
     follow: bool,
 }
 
-/// End a run on a host: it finishes what is in flight and saves a checkpoint. After deploy.grace seconds
-/// it is stopped, after as many again killed.
-#[derive(Args)]
-struct Stop {
-    #[command(flatten)]
-    at: At,
-}
-
 /// Copy the run folder of a run on a host to this machine.
 #[derive(Args)]
 struct Fetch {
@@ -174,7 +168,7 @@ impl Deploy {
             }),
             What::Logs(of) => of.at.with(|place, _| coded(place.logs(of.follow)?)),
             What::Attach(of) => of.with(|place, _| coded(place.attach(out::complain)?)),
-            What::Stop(of) => of.at.with(|place, settings| place.stop(settings.grace)),
+            What::Stop(of) => of.with(|place, settings| place.stop(settings.grace)),
             What::Fetch(of) => of.at.with(|place, _| {
                 let to = of.out.clone().unwrap_or_else(|| Path::new("runs").join(place.name));
                 place.fetch(&to)?;

@@ -48,7 +48,7 @@ pub(crate) struct EngineActivity {
 impl LiveEvent {
     /// The run at this moment; `before` is the report of the event before.
     pub fn of(observed: &Observed, before: Option<&Report>, now: &Report, steerable: bool) -> Self {
-        let metrics = observed.metrics();
+        let metrics = &observed.metrics;
         let by_label = |metric| -> BTreeMap<String, f64> {
             metrics.series(metric).into_iter().filter_map(|(labels, value)| Some((labels.into_iter().next()?, value))).collect()
         };
@@ -63,7 +63,7 @@ impl LiveEvent {
             prompts: by_label(Metric::LedgerPrompts),
             engines: engines(metrics),
             staleness: observed.staleness(),
-            paused: steerable.then(|| observed.orders().is_paused()),
+            paused: steerable.then(|| observed.orders.is_paused()),
         }
     }
 }

@@ -290,7 +290,7 @@ async fn start(State(runs): State<Arc<Runs>>, body: Bytes) -> Answered {
 
 async fn changeable(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {
     match steered(runs, name).await? {
-        Steered::Here(observed) => made(move || Ok(json!(observed.changes().possible()).to_string())).await,
+        Steered::Here(observed) => made(move || Ok(json!(observed.changes.possible()).to_string())).await,
         Steered::There(relay) => {
             let possible = relay.get("change").await.map_err(not_passed_on)?;
             Ok(([(CONTENT_TYPE, "application/json")], possible).into_response())
@@ -307,7 +307,7 @@ async fn change(State(runs): State<Arc<Runs>>, Path(name): Path<String>, body: B
         let Change { set } = serde_json::from_slice(&body)
             .map_err(|error| Refusal::NoJson(format!("expected {{\"set\": [\"KEY=VALUE\"]}}: {error}")))?;
         let shown = untrusted::line(&set.join(", "));
-        let at = observed.changes().order(observed.folder(), set).map_err(Refusal::NoChange)?;
+        let at = observed.changes.order(&observed.folder, set).map_err(Refusal::NoChange)?;
         tracing::warn!("The live page ordered from step {at} on: {shown}");
         Ok(json!({"at": at}).to_string())
     })
@@ -321,9 +321,9 @@ async fn order(State(runs): State<Arc<Runs>>, Path((name, order)): Path<(String,
         Steered::There(relay) => return passed_on(&relay, &format!("orders/{}", as_part(&order)), Vec::new()).await,
     };
     match order.as_str() {
-        "pause" => observed.orders().pause(),
-        "resume" => observed.orders().resume(),
-        "checkpoint" => observed.orders().save_checkpoint(),
+        "pause" => observed.orders.pause(),
+        "resume" => observed.orders.resume(),
+        "checkpoint" => observed.orders.save_checkpoint(),
         "drain" => observed.end_run(true),
         "stop" => observed.end_run(false),
         _ => return Err(Refusal::NoOrder("the orders are pause, resume, checkpoint, drain and stop")),

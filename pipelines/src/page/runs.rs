@@ -123,7 +123,7 @@ impl Runs {
 
     /// The run in `folder` if this process works on it.
     pub fn live(&self, folder: &Path) -> Option<Arc<Observed>> {
-        let same = |run: &&Arc<Observed>| std::path::absolute(run.folder()).is_ok_and(|path| path == folder);
+        let same = |run: &&Arc<Observed>| std::path::absolute(&run.folder).is_ok_and(|path| path == folder);
         self.live.lock().iter().find(same).cloned()
     }
 

@@ -289,14 +289,14 @@ impl RunFolder {
         let traces = Traces::default();
         // Ranks build their losses from the recipe, and a part is not begun again from its own.
         let followed = self.page.as_ref().filter(|_| self.ranks.is_none());
-        let changes = followed.map_or_else(Changes::default, |_| self.observed.changes().clone());
+        let changes = followed.map_or_else(Changes::default, |_| self.observed.changes.clone());
         Ok(Outputs {
             traces,
             metrics: self.metrics.clone(),
             log: self.log(plan, &changes)?.gate(&gate),
             dead_letters: Some(dead_letters(&self.path)),
             answers: plan.eval.as_ref().filter(|eval| eval.every > 0).map(|_| self.path.clone()),
-            checkpoints: Some(Checkpoints { run: self.path.clone(), gate, orders: self.observed.orders().clone(), changes }),
+            checkpoints: Some(Checkpoints { run: self.path.clone(), gate, orders: self.observed.orders.clone(), changes }),
         })
     }
 

@@ -20,13 +20,16 @@ use crate::run::record::Drawn;
 
 /// Observations of a run by its process.
 pub(crate) struct Observed {
-    folder: PathBuf,
-    metrics: Metrics,
+    /// The run's folder.
+    pub folder: PathBuf,
+    pub metrics: Metrics,
     /// Number of trained samples by staleness.
     staleness: Mutex<BTreeMap<u64, u64>>,
     flow: Mutex<Option<ObservedFlow>>,
-    orders: Orders,
-    changes: Changes,
+    /// Orders to the run's trainer.
+    pub orders: Orders,
+    /// Changes of the run's settings.
+    pub changes: Changes,
 }
 
 struct ObservedFlow {
@@ -52,26 +55,6 @@ impl Observed {
             orders: Orders::default(),
             changes: Changes::default(),
         }
-    }
-
-    /// The run's folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    /// The run's metrics.
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
-    /// Orders to the run's trainer.
-    pub fn orders(&self) -> &Orders {
-        &self.orders
-    }
-
-    /// Changes of the run's settings.
-    pub fn changes(&self) -> &Changes {
-        &self.changes
     }
 
     /// Ends the running flow: it finishes what is in flight, or stops. A pause ends with it.

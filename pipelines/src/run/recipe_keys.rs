@@ -37,7 +37,6 @@ const MAY_CHANGE: &[&str] = &[
     "critic.path",
     "reference.path",
     "teacher.path",
-    "reward.path",
     "task.path",
     "task.data",
     "task.sources",

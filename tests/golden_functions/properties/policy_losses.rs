@@ -391,7 +391,8 @@ fn a_divergence_that_is_unbiased_pulls_as_k2_does_whatever_its_value() {
 fn the_tokens_of_highest_entropy_are_those_that_torchs_quantile_leaves() {
     for (share, tokens, left) in [(0.4, 46, 18), (0.4, 45, 18), (0.4, 51, 20), (0.0, 9, 1), (0.9, 9, 8)] {
         let (log_probs, advantages) = (vec![-1.0; tokens], vec![1.0; tokens]);
-        let mut columns = Columns::of(&log_probs, &log_probs, &advantages, &[0..tokens]);
+        let whole = 0..tokens;
+        let mut columns = Columns::of(&log_probs, &log_probs, &advantages, &[whole]);
         columns.entropies = (1..=tokens).map(|at| 0.125 * at as f64).collect();
         let output = columns.evaluate(&PolicyLoss { top_entropy: share, ..PolicyLoss::default() });
         let kept = output.grad.iter().filter(|slope| **slope != 0.0).count();
