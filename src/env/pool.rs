@@ -1,8 +1,8 @@
 //! A bounded pool of threads for blocking calls of environments, each with a deadline.
 //!
-//! A job's time limit counts from its own call of [`Begin`]. One that exceeds it is abandoned, and another thread replaces its own, so that one
-//! slow environment does not stall the others. The stuck thread ends when its job returns. If
-//! [`MOST_STUCK`] times the pool's size are stuck, jobs are rejected.
+//! A job's time limit counts from its call of [`Begin`]. One that exceeds it is abandoned, and another
+//! thread replaces its own, so that one slow environment does not stall the others. The stuck thread
+//! ends when its job returns. If [`MOST_STUCK`] times the pool's size are stuck, jobs are rejected.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

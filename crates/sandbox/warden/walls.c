@@ -193,7 +193,8 @@ static const int refused_beside_files[] = {
 #ifdef __x86_64__
     __NR_chmod, __NR_chown, __NR_lchown, __NR_utime, __NR_utimes, __NR_futimesat,
 #endif
-    __NR_flock, __NR_fchmod, __NR_fchmodat, 452 /* fchmodat2 */, __NR_fchown, __NR_fchownat, __NR_utimensat, __NR_truncate, __NR_ftruncate, __NR_setxattr,
+    __NR_flock,
+    __NR_fchmod, __NR_fchmodat, 452 /* fchmodat2 */, __NR_fchown, __NR_fchownat, __NR_utimensat, __NR_truncate, __NR_ftruncate, __NR_setxattr,
     __NR_lsetxattr, __NR_fsetxattr, 463 /* setxattrat */, __NR_removexattr, __NR_lremovexattr, __NR_fremovexattr, 466 /* removexattrat */,
     469 /* file_setattr */};
 
