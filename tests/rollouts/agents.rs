@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::environments::CalculatorEnvironment;
@@ -11,7 +11,7 @@ use crate::speaker::Speaker;
 use rollflow::algo::rewards::math_reward;
 use rollflow::data::chat::ChatTemplate;
 use rollflow::data::{ChatMessage, Spans};
-use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step, ToolFormat, ToolSpec, Toolbox};
+use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Room, Step, ToolFormat, ToolSpec, Toolbox};
 use rollflow::prelude::*;
 use rollflow::rollout::{Agent, agent_rollout_to_sample, create_multiturn_rollout, generate_conversation_turn, roll_out};
 use rollflow::stages::reward::score;
@@ -210,6 +210,47 @@ fn f6_an_environment_that_panics_or_errs_costs_its_own_rollout_and_one_that_hang
         assert_eq!(told(index, "environment_reward"), json!(null), "nobody graded it");
     }
     assert_eq!((told(3, "environment_reward"), told(3, "turn_rewards")), (json!(0.75), json!([0.25])));
+}
+
+/// Waits for its turn before each call, and takes note of when that came and of whether it lasts.
+#[derive(Default)]
+struct Sharing {
+    began: Option<Instant>,
+    turn: Weak<()>,
+}
+
+impl Sharing {
+    fn judge(&self, deadline: Instant) -> Result<(), EnvError> {
+        let has_all_its_time = self.began.is_some_and(|began| deadline - began >= Duration::from_secs(60));
+        if has_all_its_time && self.turn.strong_count() == 1 { Ok(()) } else { Err(EnvError::new("it waited in vain")) }
+    }
+}
+
+impl Environment for Sharing {
+    fn room(&mut self) -> Result<Room, EnvError> {
+        let turn = Arc::new(());
+        (self.began, self.turn) = (Some(Instant::now()), Arc::downgrade(&turn));
+        Ok(Box::new(turn))
+    }
+
+    fn reset(&mut self, episode: &Episode, deadline: Instant) -> Result<Vec<ChatMessage>, EnvError> {
+        self.judge(deadline).map(|()| episode.conversation())
+    }
+
+    fn step(&mut self, _: &Action, deadline: Instant) -> Result<Step, EnvError> {
+        self.judge(deadline).map(|()| Step::over())
+    }
+
+    fn grade(&mut self, deadline: Instant) -> Result<Grade, EnvError> {
+        self.judge(deadline).map(|()| Grade::correct(true))
+    }
+}
+
+#[test]
+fn the_time_of_a_call_begins_when_its_environment_has_room_for_it_which_it_keeps_to_the_end() {
+    let agent = Agent::new(Sharing::default).limits(|of| (of.step_timeout, of.replays) = (60.0, 0));
+    let sample = one(|_, _| "go".into(), &agent, 8);
+    assert_eq!(sample.metadata["correct"], json!(true), "{:?}", sample.metadata);
 }
 
 /// Takes three turns, and breaks in its own way at the given turn of its first lives.
