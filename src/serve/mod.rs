@@ -42,10 +42,11 @@ use crate::observe::Metrics;
 use crate::train::Policy;
 use crate::weights::Store;
 
-/// Connections that requests which wait leave for control.
-const CONTROL_CONNECTIONS: usize = 64;
 pub use tinker::{TinkerModel, TinkerSettings};
 pub use token::{BearerToken, authenticated};
+
+/// Connections that requests which wait leave for control.
+const CONTROL_CONNECTIONS: usize = 64;
 
 /// Settings of a [`ModelServer`].
 #[derive(Clone, Debug)]

@@ -259,7 +259,7 @@ if text == "endless":
     );
     let names = ["hang", "fail", "hang later", "nothing", "wrong", "well", "endless"];
     let prompts = names.iter().enumerate().map(|(at, name)| prompt(at as u64, name, "")).collect();
-    let agent = proxied(python(&code)).limits(|of| (of.step_timeout, of.max_turns, of.replays) = (10.0, 3, 0));
+    let agent = proxied(python(&code)).limits(|of| (of.step_timeout, of.max_turns, of.replays) = (5.0, 3, 0));
     let groups = groups(|_, _| "1".to_owned(), &agent, prompts, 1);
     let ended: Vec<(&str, &str)> = groups
         .iter()
