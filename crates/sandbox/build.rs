@@ -1,5 +1,5 @@
-//! Compiles the warden to a program, which the crate carries with it. An empty file where that can't be: the sandbox then says
-//! so, and all else works.
+//! Compiles the warden to a program, which the crate carries with it. An empty file where that can't be:
+//! the sandbox then says so, and all else works.
 
 use std::path::PathBuf;
 

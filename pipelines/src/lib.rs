@@ -1,11 +1,11 @@
 //! Prebuilt pipelines of rollflow and its command, on the library's public API only.
 //!
-//! Each pipeline is one file that reads as its algorithm: `sft`, `reward_model`, `grpo`,
-//! `sft_then_grpo`, `grpo_offline`, `dpo`. [`assemble`] turns sections of a recipe into the library's
-//! parts, [`components`] puts those of `grpo` together, [`mod@run`] keeps the files of a run,
-//! [`registry`] holds custom parts, `command` is the `rollflow` command, `simulate` forecasts a
-//! recipe by a `profile`, `diagnose` looks for what is unhealthy in a run, `monitor` writes what Prometheus and Grafana
-//! need, `page` serves runs as a live page, and `top` shows one on a terminal. `tinker` runs `grpo` on a Tinker server.
+//! Each pipeline is one file that reads as its algorithm: `sft`, `reward_model`, `grpo`, `sft_then_grpo`,
+//! `grpo_offline`, `dpo`. [`assemble`] turns sections of a recipe into the library's parts, [`components`]
+//! puts those of `grpo` together, [`mod@run`] keeps the files of a run, [`registry`] holds custom parts,
+//! `command` is the `rollflow` command, `simulate` forecasts a recipe by a `profile`, `diagnose` looks for
+//! what is unhealthy in a run, `monitor` writes what Prometheus and Grafana need, `page` serves runs as a
+//! live page, and `top` shows one on a terminal. `tinker` runs `grpo` on a Tinker server.
 
 pub mod assemble;
 mod command;

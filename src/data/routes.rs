@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 /// An expert that is not known: the trainer chooses its own.
 pub const ANY_EXPERT: u16 = u16::MAX;
 
-/// The experts that computed the first tokens of a sequence, its prompt included, as of the pass that its keys
-/// and values are of. The last sampled token has none: nothing was computed from it.
+/// The experts that computed the first tokens of a sequence, its prompt included, as of the pass that its
+/// keys and values are of. The last sampled token has none: nothing was computed from it.
 ///
 /// Memory: 2 bytes per token, sparse layer and expert.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +16,8 @@ pub struct Routes {
     pub layers: usize,
     /// Experts per token in each.
     pub per_token: usize,
-    /// `[tokens, layers, per_token]`, the likeliest expert of a token first; [`ANY_EXPERT`] where one is not known.
+    /// `[tokens, layers, per_token]`, the likeliest expert of a token first; [`ANY_EXPERT`] where one is not
+    /// known.
     pub experts: Vec<u16>,
 }
 

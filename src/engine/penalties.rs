@@ -1,9 +1,9 @@
 //! Penalties of tokens that were read or said, and biases of tokens: pure functions.
 //!
-//! A score `s` of a token becomes `r(s + bias) − frequency · n − presence · [n > 0]`, where `n` is how often the
-//! completion has the token, and `r` divides a positive score of a token of prompt or completion by the
-//! repetition penalty and multiplies any other by it (Keskar et al., CTRL, 2019). This is the order of vLLM;
-//! temperature and truncation follow.
+//! A score `s` of a token becomes `r(s + bias) − frequency · n − presence · [n > 0]`, where `n` is how
+//! often the completion has the token, and `r` divides a positive score of a token of prompt or completion
+//! by the repetition penalty and multiplies any other by it (Keskar et al., CTRL, 2019). This is the order
+//! of vLLM; temperature and truncation follow.
 
 use std::collections::HashMap;
 

@@ -158,9 +158,9 @@ impl Engine {
         (0..count).map(of).collect()
     }
 
-    /// GPU of each server that the run starts, by number: those of the section, or one each of `count`, GPUs that
-    /// the run does not compute on first. With [`Carry::Ipc`] the trainer's. Fewer if there are fewer, and none if
-    /// its environment selects them. `own` are the GPUs that the run computes on, the trainer's first.
+    /// GPU of each server that the run starts, by number: those of the section, or one each of `count`, GPUs
+    /// that the run does not compute on first. With [`Carry::Ipc`] the trainer's. Fewer if there are fewer, and
+    /// none if its environment selects them. `own` are the GPUs that the run computes on, the trainer's first.
     pub fn gpus(&self, count: usize, own: &[usize]) -> Vec<usize> {
         if self.launch == Launch::None {
             return Vec::new();

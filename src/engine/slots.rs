@@ -192,8 +192,8 @@ impl<State> Slots<State> {
         self.borders.retain(|border| std::mem::replace(&mut start, *border) < *border);
     }
 
-    /// Admits waiting samples to free slots, in order, each in this state. `room` says how many of so many samples
-    /// there is memory for; fewer than those end the admission.
+    /// Admits waiting samples to free slots, in order, each in this state. `room` says how many of so many
+    /// samples there is memory for; fewer than those end the admission.
     pub fn admit(&mut self, state: impl Fn(&Request) -> State, mut room: impl FnMut(&Waiting, usize) -> usize) -> Vec<Admission> {
         let mut admitted = Vec::new();
         let mut free = self.limit.saturating_sub(self.active());

@@ -37,8 +37,8 @@ const ROUTER_PARAMETER: &str = "gate.weight";
 /// PEFT's pattern of gate and up.
 const GATE_UP: &str = r".*\.gate_up_proj";
 
-/// Initial adapters that leave the base as its folder has it. PEFT changes the base for others, and again when it
-/// loads them.
+/// Initial adapters that leave the base as its folder has it. PEFT changes the base for others, and again
+/// when it loads them.
 const INITIAL: [&str; 4] = ["gaussian", "orthogonal", "mica", "eva"];
 
 /// Modules that PEFT trains in full for a sequence classifier: possible names of its head.
@@ -135,7 +135,8 @@ fn takes_images(adapter: &Adapter, types: &[&str]) -> bool {
     adapter.lora.base.as_ref().is_some_and(is_one)
 }
 
-/// Tensors of adapters as PEFT names them for a language model, or for one `inside` a model that takes images.
+/// Tensors of adapters as PEFT names them for a language model, or for one `inside` a model that takes
+/// images.
 fn named(adapter: &Adapter, inside: bool) -> Vec<Entry> {
     let named = |entry: &Entry| match entry.name.strip_prefix(LAYERS[0]).filter(|_| inside) {
         Some(rest) => Entry { name: format!("{}{rest}", LAYERS[1]), ..entry.clone() },

@@ -95,7 +95,8 @@ impl Decoder {
         self.block(layer, index, (x, rows), recorded.as_ref(), keep, mix)
     }
 
-    /// Attention by `attend` from fused projections, of which it gets queries, keys and values; gated in some families.
+    /// Attention by `attend` from fused projections, of which it gets queries, keys and values; gated in some
+    /// families.
     pub(super) fn by_gates(&self, projected: &Tensor, attend: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
         if !self.config.family.definition().gates_attention {
             return attend(projected);
@@ -307,7 +308,8 @@ pub(super) struct Scores<'a> {
 }
 
 impl Scores<'_> {
-    /// Probabilities of keys, in f32, from scores `[.., queries, keys]` and sinks in the shape `[.., queries, 1]`.
+    /// Probabilities of keys, in f32, from scores `[.., queries, keys]` and sinks in the shape `[.., queries,
+    /// 1]`.
     pub fn probabilities(scores: &Tensor, sinks: Option<Tensor>) -> Tensor {
         match sinks {
             None => scores.softmax(-1, Kind::Float),
@@ -326,8 +328,8 @@ impl ModelConfig {
     }
 }
 
-/// The same with capped scores or sinks, which libtorch's attention does not know; `[rows, heads, columns, dim]`.
-/// Holds the scores of all heads, in f32.
+/// The same with capped scores or sinks, which libtorch's attention does not know; `[rows, heads, columns,
+/// dim]`. Holds the scores of all heads, in f32.
 fn written_out(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, of: &Scores) -> Tensor {
     let repeated = |x: &Tensor| x.repeat_interleave_self_int(q.size()[1] / x.size()[1], 1, None);
     let (columns, device) = (q.size()[2], q.device());

@@ -79,8 +79,8 @@ impl Compute {
     }
 }
 
-/// Bytes of ordinary memory of the host that CUDA's driver copies before it returns. For more it waits for what the
-/// device still has to do.
+/// Bytes of ordinary memory of the host that CUDA's driver copies before it returns. For more it waits for
+/// what the device still has to do.
 const COPIED: usize = 64 << 10;
 
 /// A tensor of these numbers on a device, without waiting for what the device still has to do.
@@ -93,8 +93,8 @@ pub(crate) fn upload<T: Element>(numbers: &[T], device: Device) -> Tensor {
     here.to_dtype_layout((here.kind(), device), true, false)
 }
 
-/// Most logits in memory at a time, in numbers: 128 MiB on a processor, 1 GiB on a GPU, where each chunk costs
-/// a pass over the gradient of the head.
+/// Most logits in memory at a time, in numbers: 128 MiB on a processor, 1 GiB on a GPU, where each chunk
+/// costs a pass over the gradient of the head.
 pub(crate) fn logits_chunk(device: Device) -> usize {
     if device == Device::Cpu { 1 << 25 } else { 1 << 28 }
 }

@@ -279,8 +279,8 @@ impl ModelConfig {
         self.family.definition().norms.iter().filter(|norms| norms.after.is_some()).count()
     }
 
-    /// Context of pre-training, and the longest, of a model whose rotation depends on the context that it is used with
-    /// ([`within`](Self::within)); `None` without LongRoPE.
+    /// Context of pre-training, and the longest, of a model whose rotation depends on the context that it is
+    /// used with ([`within`](Self::within)); `None` without LongRoPE.
     pub fn contexts(&self) -> Option<(usize, usize)> {
         match self.rope_scaling {
             RopeScaling::LongRope { original_max_position_embeddings, stretched, .. } => {
@@ -296,9 +296,9 @@ impl ModelConfig {
     }
 
     /// The configuration for sequences of up to `context` tokens; `None` changes nothing. Beyond the context of
-    /// pre-training, LongRoPE rotates all sequences by its factors for long contexts, short ones too, as vLLM does
-    /// with `--max-model-len`. (transformers chooses by each batch's longest sequence, which would score the tokens
-    /// of a short sequence in two ways.)
+    /// pre-training, LongRoPE rotates all sequences by its factors for long contexts, short ones too, as vLLM
+    /// does with `--max-model-len`. (transformers chooses by each batch's longest sequence, which would score
+    /// the tokens of a short sequence in two ways.)
     ///
     /// # Errors
     /// A context beyond the longest, or any for a model without LongRoPE.

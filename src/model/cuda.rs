@@ -94,8 +94,8 @@ pub fn gpu_total(index: usize) -> Option<u64> {
     }
 }
 
-/// Memory of a GPU, from the CUDA runtime, which takes some hundred MiB of it; `None` without such a device or
-/// runtime.
+/// Memory of a GPU, from the CUDA runtime, which takes some hundred MiB of it; `None` without such a device
+/// or runtime.
 pub fn gpu_memory(index: usize) -> Option<GpuMemory> {
     type SetDevice = unsafe extern "C" fn(c_int) -> c_int;
     type MemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;

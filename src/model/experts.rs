@@ -39,8 +39,9 @@ impl Experts {
 pub enum ExpertLayer {
     /// `down(silu(gate) · up)` without biases.
     SwiGlu,
-    /// gpt-oss's: `down((up + 1) · gate · sigmoid(alpha · gate))`, with biases, the router's included. Gate is bounded
-    /// from above, up on both sides; they take turns in a folder, whose matrices are multiplied from the right.
+    /// gpt-oss's: `down((up + 1) · gate · sigmoid(alpha · gate))`, with biases, the router's included. Gate is
+    /// bounded from above, up on both sides; they take turns in a folder, whose matrices are multiplied from
+    /// the right.
     Bounded {
         /// Steepness of the sigmoid.
         alpha: f64,

@@ -15,9 +15,8 @@ use super::layout::Role;
 use super::shards::{extend, shard_name, shards, write_configs, write_map};
 use super::{Adapter, Dtype, Entry, Layout, ModelConfig, ModelError, StoredModel};
 
-/// Writes the model in the folder `from` to `to`, with the files of
-/// [`save_hf_as`](super::save_hf_as). Adapters are merged into the model in the folder `base`; `None`: into the
-/// one that they name.
+/// Writes the model in the folder `from` to `to`, with the files of [`save_hf_as`](super::save_hf_as).
+/// Adapters are merged into the model in the folder `base`; `None`: into the one that they name.
 ///
 /// Memory: the largest tensor in f32 and in the format `dtype`, and the adapters. Not atomic: write
 /// into a temporary folder and rename it.

@@ -51,10 +51,10 @@ struct Flash {
 }
 
 impl Decoder {
-    /// Computes tokens that follow what the cache holds, which gets their keys and values, and returns
-    /// logits: `[suffixes, vocabulary]` after the last token of each, or with `all` `[tokens, vocabulary]`
-    /// after every token, in order. What a slot held from its suffix on is overwritten; where a layer has a state,
-    /// it must be that of exactly the tokens before. Without gradients. Requires slots that differ.
+    /// Computes tokens that follow what the cache holds, which gets their keys and values, and returns logits:
+    /// `[suffixes, vocabulary]` after the last token of each, or with `all` `[tokens, vocabulary]` after every
+    /// token, in order. What a slot held from its suffix on is overwritten; where a layer has a state, it must
+    /// be that of exactly the tokens before. Without gradients. Requires slots that differ.
     pub(crate) fn extend(&self, views: &Views, suffixes: &[Suffix], all: bool, cache: &mut KvCache) -> Tensor {
         let _guard = tch::no_grad_guard();
         let device = views.embedding.device();

@@ -74,8 +74,8 @@ impl DeltaWeights {
     }
 
     /// Several tokens of sequences: packed projections `[tokens, mixed + values + 2 · value heads]`, to outputs
-    /// `[tokens, values]`. `before`: their states before, for sequences that have begun. `keep` gets the states after
-    /// each sequence that continues no other.
+    /// `[tokens, values]`. `before`: their states before, for sequences that have begun. `keep` gets the states
+    /// after each sequence that continues no other.
     pub fn several(
         &self,
         of: &GatedDelta,
@@ -149,7 +149,8 @@ impl DeltaWeights {
         inputs.conv1d(&self.conv.unsqueeze(1), None::<&Tensor>, 1, 0, 1, channels).silu().transpose(1, 2)
     }
 
-    /// Queries, keys and values of each value head in f32, `[rows, tokens, mixed]` → `[rows, value heads, tokens, …]`.
+    /// Queries, keys and values of each value head in f32, `[rows, tokens, mixed]` → `[rows, value heads,
+    /// tokens, …]`.
     fn heads(&self, of: &GatedDelta, convolved: Tensor) -> [Tensor; 3] {
         let (rows, tokens, shared) = (convolved.size()[0], convolved.size()[1], (of.value_heads / of.key_heads) as i64);
         let keys = (of.key_heads * of.key_dim) as i64;
@@ -166,7 +167,8 @@ impl DeltaWeights {
         [unit(&parts[0]) * (of.key_dim as f64).sqrt().recip(), unit(&parts[1]), by_head(&parts[2], of.value_dim)]
     }
 
-    /// Logarithms of decays, at most 0, and shares of corrections that are written, in f32 `[tokens, value heads]`.
+    /// Logarithms of decays, at most 0, and shares of corrections that are written, in f32 `[tokens, value
+    /// heads]`.
     fn rates(&self, beta: &Tensor, step: &Tensor) -> [Tensor; 2] {
         let wide = |x: &Tensor| x.to_kind(Kind::Float);
         [-wide(&self.decay).exp() * (wide(step) + wide(&self.step_bias)).softplus(), wide(beta).sigmoid()]

@@ -56,8 +56,8 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// Records what `work` asks of this thread's stream of the pool's device, which must not be the default one. Nothing
-    /// of it runs. It must neither wait for the device nor read from the host.
+    /// Records what `work` asks of this thread's stream of the pool's device, which must not be the default
+    /// one. Nothing of it runs. It must neither wait for the device nor read from the host.
     ///
     /// # Errors
     /// libtorch's message if it cannot be recorded.

@@ -2,8 +2,8 @@
 
 /// Where copies of states lie, and after which tokens they are.
 ///
-/// A state is one of all tokens before it, so that it serves only sequences that begin with exactly these. The least
-/// recently used is replaced. Cost of a look: a comparison of tokens with each that is kept.
+/// A state is one of all tokens before it, so that it serves only sequences that begin with exactly these.
+/// The least recently used is replaced. Cost of a look: a comparison of tokens with each that is kept.
 pub(super) struct KeptStates {
     entries: Vec<Entry>,
     most: usize,

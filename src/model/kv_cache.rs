@@ -12,8 +12,8 @@ use super::pages::{Copied, PAGE, Pages};
 use super::route_cache::RouteCache;
 use super::{Compute, ModelConfig, Packed, fused, upload};
 
-/// Keys and values of sequences in flight. One tensor per layer, `[rows, 2, key heads, dim]`: of each token the
-/// keys, then the values. Written in place. [`Pages`] says which rows are a slot's.
+/// Keys and values of sequences in flight. One tensor per layer, `[rows, 2, key heads, dim]`: of each token
+/// the keys, then the values. Written in place. [`Pages`] says which rows are a slot's.
 ///
 /// Active sequences occupy adjacent slots, so that a step reads plain slices of tables and states.
 pub struct KvCache {
@@ -89,8 +89,8 @@ impl KvCache {
         KvCache { routes: RouteCache::new(config, self.pages.len() * PAGE, self.device), ..self }
     }
 
-    /// Has room for so many sequences of the greatest length, but for `most_tokens` tokens at most. Those that are
-    /// more than the slots are remembered. Before the first token.
+    /// Has room for so many sequences of the greatest length, but for `most_tokens` tokens at most. Those that
+    /// are more than the slots are remembered. Before the first token.
     pub(crate) fn with_room(mut self, sequences: usize, most_tokens: Option<usize>) -> Self {
         let more = sequences.saturating_sub(self.pages.slots());
         for layer in &mut self.layers {
@@ -146,8 +146,8 @@ impl KvCache {
         }
     }
 
-    /// Lets each slot of `to` begin with the first `tokens` tokens of slot `from`, which has no more where a layer
-    /// has a state.
+    /// Lets each slot of `to` begin with the first `tokens` tokens of slot `from`, which has no more where a
+    /// layer has a state.
     pub fn share(&mut self, from: usize, to: &[usize], tokens: usize) {
         let copied: Vec<Copied> = to.iter().filter_map(|&to| self.pages.share(from, to, tokens)).collect();
         self.copy(&copied);

@@ -112,7 +112,8 @@ impl Group {
 }
 
 /// Groups of projections of each layer, in buffer order: of the attention's input, its output, the
-/// feed-forward layer's input, its output, and of the gate of an expert of every token. Other experts are no groups.
+/// feed-forward layer's input, its output, and of the gate of an expert of every token. Other experts are
+/// no groups.
 pub(super) fn groups(config: &ModelConfig, layer: usize) -> [Group; GROUPS] {
     let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
     let (q, kv) = (config.heads * dim, config.kv_heads * dim);

@@ -31,8 +31,8 @@ pub struct Lora {
     pub rank: usize,
     /// `B·A` is multiplied by `alpha / rank`.
     pub alpha: f64,
-    /// Subset of [`Lora::PROJECTIONS`], [`Lora::JOINT`], [`Lora::DELTA`], [`Lora::EXPERTS`] and [`Lora::ROUTERS`],
-    /// in that order.
+    /// Subset of [`Lora::PROJECTIONS`], [`Lora::JOINT`], [`Lora::DELTA`], [`Lora::EXPERTS`] and
+    /// [`Lora::ROUTERS`], in that order.
     targets: Vec<&'static str>,
     /// Rank of the joint gate and up projection of each expert.
     gate_up_rank: usize,

@@ -1,5 +1,5 @@
-//! Tensors of a layout in the files of a folder, by their names: of models that also take images, in 4 bits, and
-//! experts one by one or all in one.
+//! Tensors of a layout in the files of a folder, by their names: of models that also take images, in 4
+//! bits, and experts one by one or all in one.
 
 use std::path::Path;
 

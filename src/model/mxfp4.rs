@@ -1,5 +1,5 @@
-//! Experts in MXFP4 (Open Compute Project, 2023), as gpt-oss is published: blocks of 32 numbers in 4 bits, each with
-//! a power of two. Where a folder is read they are widened, exactly, or kept.
+//! Experts in MXFP4 (Open Compute Project, 2023), as gpt-oss is published: blocks of 32 numbers in 4 bits,
+//! each with a power of two. Where a folder is read they are widened, exactly, or kept.
 
 use std::ops::Range;
 
@@ -60,8 +60,8 @@ impl<'a> ExpertsOnDisk<'a> {
         Some(Ok(ExpertsOnDisk { shape, range: entry.range(), codes, scales }))
     }
 
-    /// Copies the numbers at `range` of the flat buffer, which are this tensor's, to `to`, in its format. An expert at a
-    /// time.
+    /// Copies the numbers at `range` of the flat buffer, which are this tensor's, to `to`, in its format. An
+    /// expert at a time.
     pub fn copy(&self, range: Range<usize>, to: &Tensor) -> Result<(), ModelError> {
         let size = self.shape[1] * self.shape[2];
         let experts = (range.start - self.range.start) / size..(range.end - self.range.start).div_ceil(size);

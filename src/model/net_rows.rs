@@ -10,13 +10,13 @@ use super::{Packed, upload};
 
 /// Rows of a pass for its gated delta nets.
 ///
-/// The convolution's inputs are the packed rows, a row of zeros, and, where sequences have begun before, what is left of
-/// their inputs. Chunks lie in the order in which they are computed.
+/// The convolution's inputs are the packed rows, a row of zeros, and, where sequences have begun before,
+/// what is left of their inputs. Chunks lie in the order in which they are computed.
 pub(super) struct NetRows {
     /// Tokens of a chunk.
     pub chunk: i64,
-    /// Inputs of each chunk: those of its tokens, after those that the convolution sees before them. Padding is a row
-    /// of zeros.
+    /// Inputs of each chunk: those of its tokens, after those that the convolution sees before them. Padding is
+    /// a row of zeros.
     pub sources: Tensor,
     /// Of these, those of the tokens.
     pub tokens: Tensor,

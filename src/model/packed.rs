@@ -25,8 +25,8 @@ pub struct Packed {
 /// Experts that computed packed tokens in another pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PackedRoutes {
-    /// `[tokens, sparse layers, experts per token]`, with [`ANY_EXPERT`](crate::data::ANY_EXPERT) where one is not
-    /// known.
+    /// `[tokens, sparse layers, experts per token]`, with [`ANY_EXPERT`](crate::data::ANY_EXPERT) where one is
+    /// not known.
     pub experts: Vec<u16>,
     /// If true, they compute the tokens again; otherwise the router's choice is only compared.
     pub follow: bool,
@@ -143,7 +143,8 @@ impl Rectangle {
         Rectangle::of(&sequences, packed.len(), device)
     }
 
-    /// Of sequences, each of which has these of `all` packed rows. Only their rows are packed again, in this order.
+    /// Of sequences, each of which has these of `all` packed rows. Only their rows are packed again, in this
+    /// order.
     pub fn of(sequences: &[Range<usize>], all: usize, device: Device) -> Self {
         let (rows, columns) = (sequences.len(), sequences.iter().map(Range::len).max().unwrap_or(0));
         let own: usize = sequences.iter().map(Range::len).sum();

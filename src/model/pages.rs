@@ -1,8 +1,8 @@
 //! Pages of a KV cache: where it holds the tokens of each slot (Kwon et al., 2023: PagedAttention).
 //!
-//! Short sequences take few pages. Sequences that begin alike share the whole pages of their beginning, which
-//! are not written again, and each has the page that it writes to itself. Pages of sequences that have ended are
-//! remembered until their memory is needed.
+//! Short sequences take few pages. Sequences that begin alike share the whole pages of their beginning,
+//! which are not written again, and each has the page that it writes to itself. Pages of sequences that
+//! have ended are remembered until their memory is needed.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! What sequences begin with, as a radix tree whose edges are pages of tokens (Zheng et al., 2024: RadixAttention).
+//! What sequences begin with, as a radix tree whose edges are pages of tokens (Zheng et al., 2024:
+//! RadixAttention).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Included, Unbounded};
@@ -7,8 +8,8 @@ use super::pages::PAGE;
 
 /// Remembered beginnings of sequences, by the weights of their keys and values.
 ///
-/// A node is a page: what it holds follows what the nodes above it hold. Only a whole page has others below it.
-/// Cost of a look: the tokens that are found, and a logarithm for each page.
+/// A node is a page: what it holds follows what the nodes above it hold. Only a whole page has others below
+/// it. Cost of a look: the tokens that are found, and a logarithm for each page.
 #[derive(Default)]
 pub(super) struct PrefixTree {
     nodes: BTreeMap<usize, Node>,

@@ -25,8 +25,8 @@ pub(super) enum Place {
     Kept(usize),
 }
 
-/// Returns true if this tensor is quantised: a matrix of a layer, or those of all its experts in one, in whole
-/// blocks. The matrix that chooses experts is not, as in bitsandbytes.
+/// Returns true if this tensor is quantised: a matrix of a layer, or those of all its experts in one, in
+/// whole blocks. The matrix that chooses experts is not, as in bitsandbytes.
 pub(crate) fn is_packed(entry: &Entry) -> bool {
     let is_other =
         [".mlp.gate.weight", ".mlp.router.weight", ".conv1d.weight", "bias"].iter().any(|end| entry.name.ends_with(end));

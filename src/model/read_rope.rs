@@ -23,8 +23,9 @@ pub(super) fn rope(keys: &Keys, defaults: &Definition, max_positions: usize) -> 
     Ok((theta, scaling(keys, &rope, max_positions)?, share))
 }
 
-/// The configuration with one object of rotary keys, if it has two. As in transformers, `rope_scaling` replaces
-/// `rope_parameters`, and where those are of types of layers, it changes the keys of full attention.
+/// The configuration with one object of rotary keys, if it has two. As in transformers, `rope_scaling`
+/// replaces `rope_parameters`, and where those are of types of layers, it changes the keys of full
+/// attention.
 pub(super) fn with_one_rope(keys: &Keys) -> Result<Option<Map<String, Value>>, ModelError> {
     let object = |key: &str| keys.map.get(key).and_then(Value::as_object).filter(|object| !object.is_empty());
     let (Some(parameters), Some(scaling)) = (object("rope_parameters"), object("rope_scaling")) else { return Ok(None) };

@@ -1,5 +1,5 @@
-//! What the routers of a pass did: the loss that spreads tokens over experts, and how the choice of another pass
-//! over the same tokens differs.
+//! What the routers of a pass did: the loss that spreads tokens over experts, and how the choice of another
+//! pass over the same tokens differs.
 
 use tch::{Device, Kind, Tensor};
 
@@ -91,8 +91,8 @@ impl Watch {
     }
 }
 
-/// The load of the experts, whose loss spreads tokens over them (Shazeer et al., 2017; Fedus et al., 2021), as
-/// transformers' `load_balancing_loss_func` computes it over the layers of a pass.
+/// The load of the experts, whose loss spreads tokens over them (Shazeer et al., 2017; Fedus et al., 2021),
+/// as transformers' `load_balancing_loss_func` computes it over the layers of a pass.
 #[derive(Default)]
 pub(crate) struct Balance {
     /// Of each sparse layer, the sum over tokens of each expert's probability, `[experts]`.

@@ -69,8 +69,8 @@ pub(crate) fn synchronize(device: Device) {
     }
 }
 
-/// A copy in pinned memory of the host, which a GPU reads while the host works. libtorch reuses the memory after
-/// the GPU has read it.
+/// A copy in pinned memory of the host, which a GPU reads while the host works. libtorch reuses the memory
+/// after the GPU has read it.
 pub(super) fn pinned(tensor: &Tensor) -> Tensor {
     let mut out = std::ptr::null_mut();
     check(unsafe { rollflow_pinned(&mut out, tensor.as_ptr().cast_mut()) });
@@ -78,8 +78,8 @@ pub(super) fn pinned(tensor: &Tensor) -> Tensor {
     unsafe { Tensor::from_ptr(out) }
 }
 
-/// Gives the memory of freed tensors on GPUs, which libtorch keeps for later ones, to other processes. Waits for
-/// the work on `device`.
+/// Gives the memory of freed tensors on GPUs, which libtorch keeps for later ones, to other processes.
+/// Waits for the work on `device`.
 pub(crate) fn give_back_memory(device: Device) {
     if let Device::Cuda(_) = device {
         synchronize(device);

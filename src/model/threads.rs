@@ -22,11 +22,12 @@ pub(crate) fn use_threads(threads: usize) {
     unsafe { rollflow_use_threads(threads) }
 }
 
-/// Ends the threads that help with this thread's operations, before it waits for work. Its next operation starts
-/// others.
+/// Ends the threads that help with this thread's operations, before it waits for work. Its next operation
+/// starts others.
 ///
-/// OpenMP counts the helpers of all threads. If there are more than cores, all of them sleep between operations
-/// instead of looking out for the next for a while, and waking them takes as long as a small operation.
+/// OpenMP counts the helpers of all threads. If there are more than cores, all of them sleep between
+/// operations instead of looking out for the next for a while, and waking them takes as long as a small
+/// operation.
 pub(crate) fn release_helpers() {
     // SAFETY: takes no arguments; inside an operation of several threads it does nothing.
     unsafe { rollflow_release_helpers() }
@@ -40,8 +41,8 @@ pub(crate) fn threads_of_engine(model: &ModelConfig) -> usize {
 /// Rows of a decoding step that are worth a thread.
 const ROWS_OF_A_THREAD: usize = 8;
 
-/// Threads of an engine on a processor. Where operations are too small for all of them, each computes some rows
-/// of a decoding step.
+/// Threads of an engine on a processor. Where operations are too small for all of them, each computes some
+/// rows of a decoding step.
 #[derive(Default)]
 pub(crate) struct StepThreads {
     /// One thread fewer than there are parts.
@@ -49,8 +50,8 @@ pub(crate) struct StepThreads {
 }
 
 impl StepThreads {
-    /// Lets `threads` compute steps of this model: operations of the caller's thread take as many as are worth it.
-    /// Where no thread can start, the caller's computes alone, and a warning says so.
+    /// Lets `threads` compute steps of this model: operations of the caller's thread take as many as are worth
+    /// it. Where no thread can start, the caller's computes alone, and a warning says so.
     pub fn new(model: &ModelConfig, threads: usize) -> Self {
         let of_each = threads_of_engine(model).min(threads).max(1);
         use_threads(of_each);

@@ -244,7 +244,8 @@ impl Joining<'_> {
 }
 
 impl Group {
-    /// Connects the ranks of a group for tensors of this GPU, which otherwise its first operation does. Waits for all ranks.
+    /// Connects the ranks of a group for tensors of this GPU, which otherwise its first operation does. Waits
+    /// for all ranks.
     pub(crate) fn connect(&mut self, device: usize) -> Result<(), CollectiveError> {
         let error = unsafe { rollflow_group_connect(self.begin(), device as i64) };
         self.done(error)

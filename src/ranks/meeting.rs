@@ -1,5 +1,5 @@
-//! Groups of a trainer and a server, which may be programs in other languages: the trainer is rank 0 and serves the
-//! store, whose keys are those of torch's Python library.
+//! Groups of a trainer and a server, which may be programs in other languages: the trainer is rank 0 and
+//! serves the store, whose keys are those of torch's Python library.
 
 use std::net::UdpSocket;
 use std::sync::Arc;

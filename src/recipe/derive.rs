@@ -160,8 +160,8 @@ impl Plan {
         self.pipeline.reinforces() && self.flow.max_staleness > 0
     }
 
-    /// Format of tensors that servers take out of the trainer's memory; `None` if they read a folder, in the model's
-    /// format unless `engine.dtype` says otherwise.
+    /// Format of tensors that servers take out of the trainer's memory; `None` if they read a folder, in the
+    /// model's format unless `engine.dtype` says otherwise.
     pub fn transfer_format(&self) -> Option<Dtype> {
         let transfers = self.engine.is_remote() && self.engine.sync.carry.is_from_memory();
         transfers.then(|| self.engine.dtype.unwrap_or(self.model.precision()))

@@ -42,8 +42,8 @@ section! {
         /// Engines that generate in parallel and share the slots. A synchronous run
         /// (`flow.max_staleness = 0`) takes one.
         workers: usize = 1, SOME;
-        /// Threads of each engine. Left out: one for a small model, and up to all of the machine's for larger ones and
-        /// in a synchronous run.
+        /// Threads of each engine. Left out: one for a small model, and up to all of the machine's for larger ones
+        /// and in a synchronous run.
         threads: Option<usize> = None, SOME_IF_GIVEN;
         /// Room in the engines' caches, together, for so many sequences more than are decoded. With any, prompts
         /// and ended sequences are remembered while their memory is not needed: of a turn or prompt that

@@ -56,7 +56,8 @@ choices! {
         /// all projections of the experts of a mixture, each expert by itself: gate and up, which are one matrix,
         /// with twice the rank, as in PEFT.
         "experts" => Experts,
-        /// the routers of a mixture. PEFT's `all-linear` of a mixture is `all-linear`, `experts` and `routers`; of Qwen3.5's it is `all-linear`.
+        /// the routers of a mixture. PEFT's `all-linear` of a mixture is `all-linear`, `experts` and `routers`; of
+        /// Qwen3.5's it is `all-linear`.
         "routers" => Routers,
         /// queries.
         "q_proj" => Q,

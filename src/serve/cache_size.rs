@@ -14,8 +14,9 @@ const OF_GPU: f64 = 0.8;
 /// The same of the machine's memory that the weights leave, for other processes need some, too.
 const OF_MACHINE: f64 = 0.5;
 
-/// Most tokens of the cache, by the memory that is left when the weights are where they are computed; `None` if all
-/// slots fit at their longest, or where the memory isn't known. Longer requests than that are refused.
+/// Most tokens of the cache, by the memory that is left when the weights are where they are computed;
+/// `None` if all slots fit at their longest, or where the memory isn't known. Longer requests than that are
+/// refused.
 pub(super) fn cache_tokens(placed: &Policy, config: &ServeConfig) -> Option<usize> {
     let (model, compute, flat) = (placed.config(), placed.compute(), placed.weights().flat);
     let free = match compute.device {

@@ -57,11 +57,11 @@ pub struct ServeConfig {
     pub folder: PathBuf,
     /// Largest number of samples that are computed together, at least one.
     pub slots: usize,
-    /// Room for prompts and completions of earlier requests, which are remembered, in slots' worth of cache memory;
-    /// 0 remembers none.
+    /// Room for prompts and completions of earlier requests, which are remembered, in slots' worth of cache
+    /// memory; 0 remembers none.
     pub prefix_cache: usize,
-    /// Most tokens of the cache; `None`: what all slots take at their longest, or what fits the memory that is free
-    /// next to the weights.
+    /// Most tokens of the cache; `None`: what all slots take at their longest, or what fits the memory that is
+    /// free next to the weights.
     pub cache_tokens: Option<usize>,
     /// Longest draft of a completion's next tokens from its own text; 0 drafts none.
     pub draft_tokens: usize,

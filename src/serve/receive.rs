@@ -1,5 +1,6 @@
-//! Weights that a trainer broadcasts into this server, in SGLang's form: a group with the trainer, an update that is
-//! begun, tensors piece by piece while completions continue, and its end, which installs them between two tokens.
+//! Weights that a trainer broadcasts into this server, in SGLang's form: a group with the trainer, an
+//! update that is begun, tensors piece by piece while completions continue, and its end, which installs
+//! them between two tokens.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};

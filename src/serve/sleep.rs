@@ -1,7 +1,7 @@
 //! Routes that free a GPU's memory for others, and take it again, in SGLang's form.
 //!
-//! Weights, adapters included, move to the host's memory, and keys and values are dropped. Requests are refused
-//! with status 503 meanwhile; weights may be replaced.
+//! Weights, adapters included, move to the host's memory, and keys and values are dropped. Requests are
+//! refused with status 503 meanwhile; weights may be replaced.
 
 use std::sync::Arc;
 

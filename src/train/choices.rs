@@ -58,8 +58,8 @@ choices! {
         /// the trainer's routers choose, and `rollflow_router_mismatch_ratio` is the share of the generator's experts
         /// that they do not choose.
         "measure" => Measure,
-        /// the generator's experts compute each token, weighed by the trainer's routers. `rollflow_router_mismatch_ratio`
-        /// is the share that these would not have chosen.
+        /// the generator's experts compute each token, weighed by the trainer's routers.
+        /// `rollflow_router_mismatch_ratio` is the share that these would not have chosen.
         "follow" => Follow,
     }
 }

@@ -1,8 +1,8 @@
 //! Training in this process, on libtorch, on a thread of the backend.
 //!
-//! Memory: parameters, gradient and two moments in f32 ([`MasterFormat`], [`MomentFormat`]), or the parameters once and these four for
-//! adapters ([`Lora`](crate::model::Lora)). In addition, a copy in the format of computation
-//! if that is not f32, the activations of one micro-batch, and one chunk of logits.
+//! Memory: parameters, gradient and two moments in f32 ([`MasterFormat`], [`MomentFormat`]), or the
+//! parameters once and these four for adapters ([`Lora`](crate::model::Lora)). In addition, a copy in the
+//! format of computation if that is not f32, the activations of one micro-batch, and one chunk of logits.
 
 use std::path::Path;
 use std::sync::Arc;

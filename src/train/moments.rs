@@ -1,10 +1,10 @@
 //! Moments of an optimizer: in f32 next to the parameters, in host memory, or in 8 bits.
 //!
 //! In 8 bits, blocks of 256 numbers have a scale, their largest magnitude, and a code each for a value of
-//! bitsandbytes's dynamic table (Dettmers et al., 2021, "8-bit optimizers via block-wise quantization"), which
-//! is dense near 0. The lowest value is −1 here, so that numbers that were read have the same codes again: a
-//! checkpoint holds them in f32, and a resume is exact. A mean square above 0 never becomes 0, which a
-//! mean gradient would be divided by.
+//! bitsandbytes's dynamic table (Dettmers et al., 2021, "8-bit optimizers via block-wise quantization"),
+//! which is dense near 0. The lowest value is −1 here, so that numbers that were read have the same codes
+//! again: a checkpoint holds them in f32, and a resume is exact. A mean square above 0 never becomes 0,
+//! which a mean gradient would be divided by.
 //!
 //! A moment that is not next to the parameters is read, changed and written in pieces.
 
@@ -70,8 +70,8 @@ impl Moment {
         }
     }
 
-    /// A copy of all numbers in host memory, in f32; before the first update one zero, expanded. Takes memory of a
-    /// piece on a device.
+    /// A copy of all numbers in host memory, in f32; before the first update one zero, expanded. Takes memory
+    /// of a piece on a device.
     pub fn copied(&self) -> Tensor {
         match &self.numbers {
             Numbers::None | Numbers::Host(_) => self.all(Device::Cpu),

@@ -1,8 +1,8 @@
 //! AdamW over one flat tensor: state and clipping.
 //!
-//! On a CPU an update is the fused loop of [`AdamW::update`] over slices; elsewhere it is
-//! libtorch's fused AdamW. Both apply the settings of each parameter group ([`ParamGroups`]). Parameters in bf16
-//! are widened and rounded stochastically in pieces.
+//! On a CPU an update is the fused loop of [`AdamW::update`] over slices; elsewhere it is libtorch's fused
+//! AdamW. Both apply the settings of each parameter group ([`ParamGroups`]). Parameters in bf16 are widened
+//! and rounded stochastically in pieces.
 
 use std::ops::Range;
 
@@ -270,8 +270,8 @@ mod tests {
         assert!(gap(norm_by_tensor(&grad)) < 1e-6 && gap(grad_norm(&grad)) < 1e-5);
     }
 
-    /// Under the same gradients, steps of an eighth and less of what bf16 tells apart go as far as in f32. Rounded to the
-    /// nearest, they go nowhere.
+    /// Under the same gradients, steps of an eighth and less of what bf16 tells apart go as far as in f32.
+    /// Rounded to the nearest, they go nowhere.
     #[test]
     fn parameters_in_bf16_go_as_far_as_in_f32_under_the_same_gradients() {
         const LEN: i64 = 1 << 14;

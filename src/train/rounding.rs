@@ -1,5 +1,5 @@
-//! Stochastic rounding to bf16: up or down with a probability that makes the mean exact (Zamirai et al., 2020,
-//! "Revisiting BFloat16 Training").
+//! Stochastic rounding to bf16: up or down with a probability that makes the mean exact (Zamirai et al.,
+//! 2020, "Revisiting BFloat16 Training").
 //!
 //! Rounded to the nearest, an update below half the distance of two bf16 numbers, 1/256 of a weight, is lost
 //! every time. The noise depends only on the step and a number's place, so that a resumed run rounds the same

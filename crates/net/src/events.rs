@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use super::client::Client;
 use super::error::{Fault, RemoteError};
 
-/// Longest event of a stream, in bytes. The largest hold the experts of tokens: of 100,000 tokens, 48 layers and 8
-/// experts, 205 MB.
+/// Longest event of a stream, in bytes. The largest hold the experts of tokens: of 100,000 tokens, 48
+/// layers and 8 experts, 205 MB.
 const LONGEST_EVENT: usize = 256 << 20;
 
 /// Longest wait for the end of a stream after its last event, so that its connection can be used

@@ -1,6 +1,7 @@
 //! Cores that a process may compute with.
 
-/// How many processes of a job are on this machine, as those who start them say: `torchrun` and `rollflow launch`, Open MPI, other MPIs.
+/// How many processes of a job are on this machine, as those who start them say: `torchrun` and `rollflow
+/// launch`, Open MPI, other MPIs.
 const TOGETHER: [&str; 3] = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
 
 /// Processes of each node of a Slurm step, such as `2(x3),1`, and this node's number in it.

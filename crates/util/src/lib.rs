@@ -1,5 +1,5 @@
-//! Small utilities for all other crates of rollflow: files, locks, cores, memory, keyed random numbers, secrets,
-//! untrusted text, causes of errors, deadlines.
+//! Small utilities for all other crates of rollflow: files, locks, cores, memory, keyed random numbers,
+//! secrets, untrusted text, causes of errors, deadlines.
 
 pub mod atomic_file;
 pub mod causes;

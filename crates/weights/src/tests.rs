@@ -211,7 +211,8 @@ fn a_lower_version_after_one_that_failed_is_the_newest() {
     assert_eq!((lower.id, scene.puller("p").pull(None).unwrap().id), (Id { writer: 2, version: 1 }, lower.id));
 }
 
-/// A run's upload has its checkpoint, in a folder of another name each time, and the weights that it began from.
+/// A run's upload has its checkpoint, in a folder of another name each time, and the weights that it began
+/// from.
 #[test]
 fn tensors_of_the_same_names_in_several_files_are_each_their_own() {
     let scene = Scene::new();

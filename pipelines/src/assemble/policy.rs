@@ -36,7 +36,8 @@ pub fn computes(model: &Model, key: &str, names: &[DeviceName]) -> Result<Vec<Co
     names.iter().map(compute).collect()
 }
 
-/// The model and its tokenizer, in 4 bits if adapters `lora` over it want that. The seed draws a random model.
+/// The model and its tokenizer, in 4 bits if adapters `lora` over it want that. The seed draws a random
+/// model.
 pub fn base(model: &Model, chat: &Chat, lora: Option<&Adapters>, seed: u64) -> Result<Policy> {
     let (compute, Reader { tokenizer, config }) = (compute(model)?, Reader::of(model, chat)?);
     let tokenizer = Arc::unwrap_or_clone(tokenizer);

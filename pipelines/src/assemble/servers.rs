@@ -102,8 +102,8 @@ impl ServerCommand {
 
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Memory that the run itself takes of this GPU, if it computes there. Servers that sleep meanwhile leave a step
-/// their memory.
+/// Memory that the run itself takes of this GPU, if it computes there. Servers that sleep meanwhile leave a
+/// step their memory.
 fn own_memory(own: &[MemoryPlan], gpu: usize, sleep: bool) -> Option<u64> {
     let plan = own.iter().find(|of| of.device == DeviceName::Cuda(gpu).word())?;
     Some(if sleep { plan.between_steps() } else { plan.total() })

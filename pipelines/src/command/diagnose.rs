@@ -14,8 +14,8 @@ use crate::diagnose::{Evidence, Finding, plots, setting_of};
 use crate::registry::Registry;
 use crate::run::record::{Record, State};
 
-/// Say what limited a run, where its tokens went, what other settings would gain and what looks
-/// unhealthy in its learning, each with its figure and the page that explains it. Exit code 1 if anything was found.
+/// Say what limited a run, where its tokens went, what other settings would gain and what looks unhealthy
+/// in its learning, each with its figure and the page that explains it. Exit code 1 if anything was found.
 #[derive(Args)]
 #[command(after_help = "Example:\n  rollflow diagnose runs/mine")]
 pub struct Diagnose {

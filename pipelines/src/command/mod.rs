@@ -248,8 +248,8 @@ pub fn command_with<A: Into<OsString> + Clone>(registry: Registry, args: impl In
     ExitCode::from(End::code(&error))
 }
 
-/// Raises the number of files that this process may open to what the system allows it: each sample that a server
-/// computes takes a connection, and shells often allow 1024.
+/// Raises the number of files that this process may open to what the system allows it: each sample that a
+/// server computes takes a connection, and shells often allow 1024.
 fn allow_open_files() {
     let limit = getrlimit(Resource::Nofile);
     // Where it stays, errors of connections say so.

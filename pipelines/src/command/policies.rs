@@ -26,7 +26,8 @@ pub struct Computing {
     /// takes no more memory than on disk.
     #[arg(long, value_parser = choice(Dtype::ALL, Dtype::word))]
     dtype: Option<Dtype>,
-    /// Longest sequence, in tokens, of a model with LongRoPE, as model.context: by default the context of pre-training.
+    /// Longest sequence, in tokens, of a model with LongRoPE, as model.context: by default the context of
+    /// pre-training.
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
 }

@@ -51,14 +51,14 @@ pub struct Serve {
     /// Largest number of completions that wait for a slot; further requests get status 429.
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_queue: usize,
-    /// Room for prompts and completions of earlier requests, which are remembered, so that of a prompt that begins
-    /// alike, as the next turn of a chat does, only the rest is computed; each takes the cache memory of a slot.
-    /// 0 remembers none.
+    /// Room for prompts and completions of earlier requests, which are remembered, so that of a prompt that
+    /// begins alike, as the next turn of a chat does, only the rest is computed; each takes the cache memory of
+    /// a slot. 0 remembers none.
     #[arg(long, value_name = "N", default_value_t = 16, alias = "prompt-cache")]
     prefix_cache: usize,
-    /// Most tokens of the cache of keys and values: by default what all slots take at their longest, or as many as
-    /// the memory next to the weights has room for. Where it is full, the youngest completion waits, and continues
-    /// later.
+    /// Most tokens of the cache of keys and values: by default what all slots take at their longest, or as many
+    /// as the memory next to the weights has room for. Where it is full, the youngest completion waits, and
+    /// continues later.
     #[arg(long, value_name = "TOKENS")]
     cache_tokens: Option<usize>,
     /// Longest draft of a completion's next tokens, taken from its own text and checked in one pass,

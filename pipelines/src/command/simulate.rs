@@ -13,7 +13,8 @@ use crate::registry::Registry;
 use crate::simulate;
 use crate::simulate::cluster::{self, Cluster, PREFIX};
 
-/// Simulate a recipe on a machine or a cluster: the same graph in simulated time, thousands of steps in seconds.
+/// Simulate a recipe on a machine or a cluster: the same graph in simulated time, thousands of steps in
+/// seconds.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  rollflow simulate mine.toml --profile here.json --vary flow.max_staleness=0,1,2,4\n  \
     rollflow simulate mine.toml --profile here.json --cluster racks.toml --vary cluster.engines=8,64,1000")]

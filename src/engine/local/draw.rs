@@ -2,8 +2,8 @@
 //!
 //! Rows are drawn on the host, except from a large vocabulary, where plain sampling (temperature only, or
 //! greedy) is tensor operations, and on a GPU, where our kernel draws them all. The choice depends on the
-//! row's logits alone, never on its batch (law N2, to the bit on CPUs only). The logits themselves may differ by
-//! rounding among batches of other sizes.
+//! row's logits alone, never on its batch (law N2, to the bit on CPUs only). The logits themselves may
+//! differ by rounding among batches of other sizes.
 
 use tch::{Kind, Tensor};
 
@@ -165,8 +165,8 @@ mod tests {
         assert_eq!(draw(&(logits * f64::NAN), &rows), vec![None; 4]);
     }
 
-    /// By the kernel, where there is a GPU or its stand-in; rows that are equal to the last bit stay in the order of
-    /// the host.
+    /// By the kernel, where there is a GPU or its stand-in; rows that are equal to the last bit stay in the
+    /// order of the host.
     #[test]
     fn a_gpu_draws_the_tokens_that_the_host_draws_also_from_cut_distributions_with_ties() {
         let Ok(()) = Compute::cuda(0, Dtype::F32).check() else { return eprintln!("skipped: no GPU") };

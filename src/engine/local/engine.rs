@@ -100,9 +100,9 @@ impl LocalEngine {
     }
 
     /// Sets how many threads compute, on the thread that will call the engine and after
-    /// [`computing`](LocalEngine::computing); default: those of the calling thread's operations. On a processor a
-    /// model whose operations are too small for all of them has the samples of a step divided among them, on which
-    /// no token depends.
+    /// [`computing`](LocalEngine::computing); default: those of the calling thread's operations. On a processor
+    /// a model whose operations are too small for all of them has the samples of a step divided among them, on
+    /// which no token depends.
     pub fn threads(mut self, threads: usize) -> Self {
         match self.compute.device {
             Device::Cpu => self.threads = StepThreads::new(self.decoder.config(), threads),
@@ -138,9 +138,9 @@ impl LocalEngine {
 
     /// Remembers prompts and ended sequences for later requests, as long as their memory is not needed: of what
     /// begins alike, only the rest is computed. Gives the cache room for so many sequences more than there are
-    /// slots. Before the first request. Default: 0, which remembers none, because a group's prompt is computed once
-    /// anyway. A model with gated delta nets remembers their states after so many prompts, ended sequences and pages
-    /// that several begin with.
+    /// slots. Before the first request. Default: 0, which remembers none, because a group's prompt is computed
+    /// once anyway. A model with gated delta nets remembers their states after so many prompts, ended sequences
+    /// and pages that several begin with.
     pub fn remembering(mut self, sequences: usize) -> Self {
         self.remembered = sequences;
         self.cache = self.empty_cache();

@@ -79,8 +79,8 @@ impl StepInput {
         self.drawn.resize(slots, None);
     }
 
-    /// Tokens, positions and pages on the device. `before`: tokens and log-probabilities of the step before, which
-    /// may still be at work.
+    /// Tokens, positions and pages on the device. `before`: tokens and log-probabilities of the step before,
+    /// which may still be at work.
     fn on_device(&self, table: &[i64], before: Option<&Tensor>, device: Device) -> Tensor {
         let known = [self.tokens.as_slice(), &self.positions, table].concat();
         let Some(before) = before else { return upload(&known, device) };

@@ -110,8 +110,8 @@ impl LocalEngine {
         self.take_tokens(&slots, &logits.index_select(0, &rows))
     }
 
-    /// Finds what is remembered of new sequences, and what they begin with alike. Returns how many tokens were computed
-    /// for that.
+    /// Finds what is remembered of new sequences, and what they begin with alike. Returns how many tokens were
+    /// computed for that.
     fn recall(&mut self, weights: &ServedWeights, new: &mut [NewTokens]) -> usize {
         let has_states = self.cache.has_states();
         let begun = if has_states { self.read_beginnings(weights, new) } else { 0 };
@@ -124,8 +124,9 @@ impl LocalEngine {
         begun
     }
 
-    /// Reads whole pages that several sequences begin with, new or remembered ones, and remembers the states after
-    /// them: those after all of a sequence serve none that goes another way. Returns how many tokens that were.
+    /// Reads whole pages that several sequences begin with, new or remembered ones, and remembers the states
+    /// after them: those after all of a sequence serve none that goes another way. Returns how many tokens that
+    /// were.
     fn read_beginnings(&mut self, weights: &ServedWeights, new: &mut [NewTokens]) -> usize {
         share_beginnings(new);
         let whole = |tokens: usize| tokens / PAGE * PAGE;

@@ -86,7 +86,8 @@ pub struct Capabilities {
     pub model: String,
     /// Longest prompt and completion together, if reported.
     pub context: Option<usize>,
-    /// If true, LongRoPE's factors for long sequences rotate all sequences of a `context` beyond that of pre-training.
+    /// If true, LongRoPE's factors for long sequences rotate all sequences of a `context` beyond that of
+    /// pre-training.
     pub rotates_by_context: bool,
     /// If true, the engine reports which weights sampled which token.
     pub spans: bool,
@@ -252,8 +253,8 @@ pub trait WeightControl: Send + Sync {
     /// Loads a Hugging Face folder that the engine can read.
     async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError>;
 
-    /// Takes tensors out of the trainer's memory ahead of [`WeightControl::load_tensors`], while the engine generates.
-    /// Does nothing on engines that cannot.
+    /// Takes tensors out of the trainer's memory ahead of [`WeightControl::load_tensors`], while the engine
+    /// generates. Does nothing on engines that cannot.
     async fn prepare_tensors(&self, _tensors: &Arc<dyn TensorSource>) -> Result<(), RemoteError> {
         Ok(())
     }

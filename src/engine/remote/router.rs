@@ -1,12 +1,11 @@
 //! Choice of an engine for each sample, and limits of samples per engine: pure, with the clock as
 //! an argument.
 //!
-//! Samples of a group go to one engine while it has room, because it has prefilled their prompt.
-//! Turns of a conversation, of which the engines see no group, meet again by rendezvous hashing with
-//! bounded loads: an engine's name and the prompt draw a number, and the engine with the largest is
-//! preferred while it has at most a quarter more than its share. An engine that joins or leaves
-//! changes the preference of those conversations alone that prefer it. Others go to the engine that has the least
-//! of its share.
+//! Samples of a group go to one engine while it has room, because it has prefilled their prompt. Turns of a
+//! conversation, of which the engines see no group, meet again by rendezvous hashing with bounded loads: an
+//! engine's name and the prompt draw a number, and the engine with the largest is preferred while it has at
+//! most a quarter more than its share. An engine that joins or leaves changes the preference of those
+//! conversations alone that prefer it. Others go to the engine that has the least of its share.
 //!
 //! The share of an engine is in proportion to its limit and its speed, the tokens a second of a
 //! sample there, so that a slow engine gets less.

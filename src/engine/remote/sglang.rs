@@ -55,8 +55,9 @@ struct Slept {
     label: String,
 }
 
-/// Ends of labels, and the parts that sleep then. SGLang can't be asked whether it sleeps, and ends if what is
-/// awake is woken. Its label shows this to other clients, such as the next run after one that was killed.
+/// Ends of labels, and the parts that sleep then. SGLang can't be asked whether it sleeps, and ends if what
+/// is awake is woken. Its label shows this to other clients, such as the next run after one that was
+/// killed.
 const ASLEEP: [(&str, &[EngineMemory]); 3] = [
     (" (asleep)", &[EngineMemory::Weights, EngineMemory::Cache]),
     (" (weights asleep)", &[EngineMemory::Weights]),

@@ -71,7 +71,8 @@ pub(super) fn full_rope_keys<'a>(keys: &Keys<'a>) -> Result<Option<Keys<'a>>, Mo
     Ok(Some(full.map_or(rope, |map| Keys { map, ..rope })))
 }
 
-/// Base and stretching of the rotary frequencies in layers with a window. `base` is the one of a configuration without.
+/// Base and stretching of the rotary frequencies in layers with a window. `base` is the one of a
+/// configuration without.
 pub(super) fn window_rope(keys: &Keys, base: f64, max_positions: usize) -> Result<Option<(f64, RopeScaling)>, ModelError> {
     let plain = Some((base, RopeScaling::Default));
     let Some(rope) = read_rope::rope_keys(keys)? else { return Ok(plain) };

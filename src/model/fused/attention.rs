@@ -46,8 +46,8 @@ unsafe extern "C" {
     ) -> *mut c_char;
 }
 
-/// Longest sequence, in tokens, of the fused attention, whose backward pass keeps two squares of that size. Bounded
-/// by memory (half a megabyte), not by measurement.
+/// Longest sequence, in tokens, of the fused attention, whose backward pass keeps two squares of that size.
+/// Bounded by memory (half a megabyte), not by measurement.
 pub const LONGEST_FUSED_SEQUENCE: usize = 256;
 
 /// Returns true if [`attention`] supports sequences of up to `longest` tokens, of this type and on
@@ -71,9 +71,9 @@ pub struct Heads {
 
 /// Rotary causal attention over packed sequences. Requires [`attends`].
 ///
-/// `qkv` is `[N, (queries + 2·keys)·d]`, one row per token of `packed`. Cosines and sines are
-/// `[positions, 1, d]` each, by position, and the second half of each row is read. `window` is the
-/// number of visible positions, the query's own included. `sinks` `[queries]` are scores of no key, one a head (Xiao et al.,
+/// `qkv` is `[N, (queries + 2·keys)·d]`, one row per token of `packed`. Cosines and sines are `[positions,
+/// 1, d]` each, by position, and the second half of each row is read. `window` is the number of visible
+/// positions, the query's own included. `sinks` `[queries]` are scores of no key, one a head (Xiao et al.,
 /// 2023, as gpt-oss has them). Returns `[N, queries·d]`.
 pub fn attention(
     qkv: &Tensor,
@@ -109,9 +109,9 @@ pub struct Paged<'a> {
 }
 
 /// Rotary attention of tokens at `positions` of the slots of `cache`, which gets their keys and values: row
-/// `i` is a token of slot `of[i]`, or of slot `i` if `of` is `None`, and sees those of its slot up to itself.
-/// f32 on the CPU. `qkv` is `[rows, (queries + 2·keys)·d]`, `cache` `[rows of pages, 2, keys, d]`, the rest as for
-/// [`attention`]. Without gradients.
+/// `i` is a token of slot `of[i]`, or of slot `i` if `of` is `None`, and sees those of its slot up to
+/// itself. f32 on the CPU. `qkv` is `[rows, (queries + 2·keys)·d]`, `cache` `[rows of pages, 2, keys, d]`,
+/// the rest as for [`attention`]. Without gradients.
 pub fn attend(
     qkv: &Tensor,
     (cos, sin): (&Tensor, &Tensor),

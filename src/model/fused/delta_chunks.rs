@@ -40,10 +40,12 @@ pub struct Steps {
     pub prefixes: Option<Tensor>,
 }
 
-/// Outputs `[chunks, heads, chunk, value dim]` and the states `[sequences, heads, key dim, value dim]` after all chunks, with gradients.
+/// Outputs `[chunks, heads, chunk, value dim]` and the states `[sequences, heads, key dim, value dim]`
+/// after all chunks, with gradients.
 ///
-/// `of`: queries and keys `[chunks, heads, chunk, key dim]`, values, logarithms of decays and shares of corrections that are written `[chunks,
-/// heads, chunk]`. `before`: states of the sequences that continue no other, else 0.
+/// `of`: queries and keys `[chunks, heads, chunk, key dim]`, values, logarithms of decays and shares of
+/// corrections that are written `[chunks, heads, chunk]`. `before`: states of the sequences that continue
+/// no other, else 0.
 pub fn delta_chunks(of: [&Tensor; 5], before: Option<&Tensor>, steps: &Steps) -> [Tensor; 2] {
     let Steps { steps: order, second, begun, sequences, prefixes } = steps;
     let (pointers, kernels) = (of.map(raw), runs_kernels(of[0].device()));

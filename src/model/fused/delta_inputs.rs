@@ -25,11 +25,13 @@ unsafe extern "C" {
     ) -> *mut c_char;
 }
 
-/// Queries, keys and values in f32 `[chunks, value heads, chunk, …]`, with gradients by `packed` and `conv`: the convolution of inputs,
-/// its SiLU, and queries and keys of unit length, the former by 1/√(key dim).
+/// Queries, keys and values in f32 `[chunks, value heads, chunk, …]`, with gradients by `packed` and
+/// `conv`: the convolution of inputs, its SiLU, and queries and keys of unit length, the former by 1/√(key
+/// dim).
 ///
-/// Inputs are `packed` `[tokens, mixed]`, and after them `others` `[rows, mixed]`; `sources` are those of each chunk's tokens, after those
-/// that the convolution sees before them. `conv` `[mixed, kernel]`. Returns `None` where neither the CPU's code nor the GPU's kernels take them.
+/// Inputs are `packed` `[tokens, mixed]`, and after them `others` `[rows, mixed]`; `sources` are those of
+/// each chunk's tokens, after those that the convolution sees before them. `conv` `[mixed, kernel]`.
+/// Returns `None` where neither the CPU's code nor the GPU's kernels take them.
 pub fn delta_inputs(
     of: &GatedDelta,
     packed: &Tensor,

@@ -56,9 +56,9 @@ pub fn flashes(dim: usize, kind: Kind, device: Device) -> bool {
 /// [`flashes`].
 ///
 /// `q` is `[N, queries, d]`, `k` and `v` `[M, keys, d]`, of which only the last dimension must be
-/// contiguous. A sequence's last query sees all its keys, the one before one fewer, and so on.
-/// `window` limits them to the last ones. `sinks` as for [`attention`](super::attention), of any type. Returns
-/// `[N, queries, d]`.
+/// contiguous. A sequence's last query sees all its keys, the one before one fewer, and so on. `window`
+/// limits them to the last ones. `sinks` as for [`attention`](super::attention), of any type. Returns `[N,
+/// queries, d]`.
 pub fn flash(
     [q, k, v]: [&Tensor; 3],
     (queries, keys): (&Runs, &Runs),

@@ -29,9 +29,9 @@ unsafe extern "C" {
     ) -> *mut c_char;
 }
 
-/// Writes numbers in 4 bits ([`FourBits`](crate::model::four_bits::FourBits)) to `out`. Codes and scales are in
-/// bytes, outer scales and tables of levels in f32, on its device. Returns false on a GPU whose kernels do not
-/// take them.
+/// Writes numbers in 4 bits ([`FourBits`](crate::model::four_bits::FourBits)) to `out`. Codes and scales
+/// are in bytes, outer scales and tables of levels in f32, on its device. Returns false on a GPU whose
+/// kernels do not take them.
 pub fn four_bits(stored: [&Tensor; 4], [block, outer_block]: [i64; 2], offset: f64, out: &Tensor) -> bool {
     if out.device() != Device::Cpu {
         return gpu::four_bits(stored, [block, outer_block], offset, out);
@@ -41,9 +41,9 @@ pub fn four_bits(stored: [&Tensor; 4], [block, outer_block]: [i64; 2], offset: f
     true
 }
 
-/// Codes and scales of a flat tensor in f32, on the host, in blocks of an even number of at most 64. A scale
-/// is a block's largest magnitude. A code says how many of `middles`, 15 in f32, are less than a number's share of it; two
-/// are a byte, the first in the higher bits.
+/// Codes and scales of a flat tensor in f32, on the host, in blocks of an even number of at most 64. A
+/// scale is a block's largest magnitude. A code says how many of `middles`, 15 in f32, are less than a
+/// number's share of it; two are a byte, the first in the higher bits.
 pub fn codes(numbers: &Tensor, middles: &Tensor, block: i64) -> (Tensor, Tensor) {
     let len = numbers.numel() as i64;
     let codes = Tensor::empty([(len + 1) / 2], (Kind::Uint8, Device::Cpu));

@@ -123,16 +123,16 @@ pub(super) fn maybe(of: Option<&Tensor>) -> *mut C_tensor {
     of.map_or(std::ptr::null_mut(), raw)
 }
 
-/// Returns true if the kernels take this tensor: 16 bits, its last dimension contiguous, vectors of 8 numbers at
-/// aligned addresses.
+/// Returns true if the kernels take this tensor: 16 bits, its last dimension contiguous, vectors of 8
+/// numbers at aligned addresses.
 pub(super) fn takes(x: &Tensor) -> bool {
     let halves = matches!(x.kind(), Kind::BFloat16 | Kind::Half);
     halves && x.device() != Device::Cpu && (x.data_ptr() as usize).is_multiple_of(16) && runs_kernels(x.device())
 }
 
-/// One token of each sequence in a gated delta net, if the kernels take it: projections `[sequences, …]` → `[sequences,
-/// values]`. The convolution's inputs and the heads' states become those after the token. `by_head`: bias of the step,
-/// logarithm of the decay, and factors of the norm.
+/// One token of each sequence in a gated delta net, if the kernels take it: projections `[sequences, …]` →
+/// `[sequences, values]`. The convolution's inputs and the heads' states become those after the token.
+/// `by_head`: bias of the step, logarithm of the decay, and factors of the norm.
 pub fn delta_step(
     projected: &Tensor,
     conv: &Tensor,
@@ -204,8 +204,8 @@ pub(super) fn swiglu(gate_up: &Tensor) -> Option<Tensor> {
     fits.then(|| call(|out| unsafe { rollflow_gpu_swiglu(out, raw(gate_up)) }))
 }
 
-/// Rotated heads `[rows, heads, d]` by each row's cosines and sines `[rows, 1, d]`, if the kernels take them; with
-/// gradients.
+/// Rotated heads `[rows, heads, d]` by each row's cosines and sines `[rows, 1, d]`, if the kernels take
+/// them; with gradients.
 pub fn rotate(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Option<Tensor> {
     let size = x.size();
     let fits = size.len() == 3 && size[2] % 4 == 0 && cos.size() == [size[0], 1, size[2]] && takes(x);
@@ -239,10 +239,11 @@ pub(super) fn softmax_gradient(
     })
 }
 
-/// Draws a token from each row of f32 logits `[rows, vocabulary]`. `settings` `[rows, 5]`, f64: the temperature, or
-/// 0 for the likeliest token; a uniform number in [0, 1); top-k or 0, top-p or 1, min-p or 0, applied in this order
-/// as [`warp`](crate::engine::sampling::warp) does. Returns tokens and log-probabilities, `[rows, 2]` in f64; a row
-/// that is not finite has no such log-probability. Requires [`takes_logits`].
+/// Draws a token from each row of f32 logits `[rows, vocabulary]`. `settings` `[rows, 5]`, f64: the
+/// temperature, or 0 for the likeliest token; a uniform number in [0, 1); top-k or 0, top-p or 1, min-p or
+/// 0, applied in this order as [`warp`](crate::engine::sampling::warp) does. Returns tokens and
+/// log-probabilities, `[rows, 2]` in f64; a row that is not finite has no such log-probability. Requires
+/// [`takes_logits`].
 pub fn draw(logits: &Tensor, settings: &Tensor) -> Tensor {
     call(|out| unsafe { rollflow_gpu_draw(out, raw(logits), raw(settings)) })
 }
@@ -270,17 +271,19 @@ pub struct Slots {
 pub struct Projected<'a> {
     /// Queries, keys and values, `[slots, …]`.
     pub qkv: &'a Tensor,
-    /// Whether each head's query is followed by the gate of its output, which is multiplied by the gate's sigmoid.
+    /// Whether each head's query is followed by the gate of its output, which is multiplied by the gate's
+    /// sigmoid.
     pub gated: bool,
-    /// Columns of a head that are rotated, the first ones. Where those are not all, queries and keys get another order of
-    /// columns, that of [`Decoder::paired`](crate::model::Decoder).
+    /// Columns of a head that are rotated, the first ones. Where those are not all, queries and keys get
+    /// another order of columns, that of [`Decoder::paired`](crate::model::Decoder).
     pub rotated: usize,
     /// How each query and each key head is normed first.
     pub norms: Option<[NormBy<'a>; 2]>,
 }
 
-/// Rotary attention of one token in each of `slots`, as [`attend`](super::attend) does it. `cache` `[rows, 2, keys, d]` gets
-/// their keys and values. Requires [`attends_slots`]. `sinks` as for [`attention`](super::attention), of any type.
+/// Rotary attention of one token in each of `slots`, as [`attend`](super::attend) does it. `cache` `[rows,
+/// 2, keys, d]` gets their keys and values. Requires [`attends_slots`]. `sinks` as for
+/// [`attention`](super::attention), of any type.
 pub fn attend(
     of: &Projected,
     (cos, sin): (&Tensor, &Tensor),

@@ -13,7 +13,8 @@ unsafe extern "C" {
     fn rollflow_half_product(out: *mut *mut C_tensor, a: *mut C_tensor, b: *mut C_tensor) -> *mut c_char;
 }
 
-/// Format of activations between layers whose weights have this format. On a CPU products alone are in 16 bits.
+/// Format of activations between layers whose weights have this format. On a CPU products alone are in 16
+/// bits.
 pub fn activations(weights: Kind, device: Device) -> Kind {
     match (weights, device) {
         (Kind::BFloat16 | Kind::Half, Device::Cpu) => Kind::Float,

@@ -29,9 +29,10 @@ unsafe extern "C" {
     ) -> *mut c_char;
 }
 
-/// Disables three of libtorch's settings for the whole process, and returns the resulting values:
-/// attention by cuDNN, which compiles a plan per shape; sums of 16-bit products that are rounded to 16 bits
-/// on the way (law N5); and memory in pieces of fixed sizes, unless `PYTORCH_ALLOC_CONF` or `PYTORCH_CUDA_ALLOC_CONF` is set.
+/// Disables three of libtorch's settings for the whole process, and returns the resulting values: attention
+/// by cuDNN, which compiles a plan per shape; sums of 16-bit products that are rounded to 16 bits on the
+/// way (law N5); and memory in pieces of fixed sizes, unless `PYTORCH_ALLOC_CONF` or
+/// `PYTORCH_CUDA_ALLOC_CONF` is set.
 pub fn gpu_defaults() -> [bool; 3] {
     let [mut cudnn_attention, mut rounded_sums, mut fixed_pieces] = [false; 3];
     check(unsafe { rollflow_gpu_defaults(&mut cudnn_attention, &mut rounded_sums, &mut fixed_pieces) });

@@ -27,8 +27,8 @@ const NUMBERS: [usize; 2] = [8_192, 1 << 20];
 /// Least number of rows, for a matrix and for a large one: with fewer, libtorch's product takes no longer.
 const ROWS: [i64; 2] = [12, 4];
 
-/// Most numbers of a matrix that is rearranged once for all its products. Rearranging rows for a product with a
-/// larger one takes less than a twentieth of it.
+/// Most numbers of a matrix that is rearranged once for all its products. Rearranging rows for a product
+/// with a larger one takes less than a twentieth of it.
 const MOST_REARRANGED: usize = 1 << 18;
 
 /// A matrix as products of few rows read it fastest.
@@ -56,8 +56,8 @@ impl Panels {
     }
 }
 
-/// `x · weightᵀ + bias` in f32, `[rows, depth]` and `[columns, depth]` → `[rows, columns]`. `None` if libtorch's
-/// product is faster.
+/// `x · weightᵀ + bias` in f32, `[rows, depth]` and `[columns, depth]` → `[rows, columns]`. `None` if
+/// libtorch's product is faster.
 pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
     let is_plain = |of: &Tensor| of.dim() == 2 && of.is_contiguous();
     let is_enough = |of: usize| weight.numel() >= NUMBERS[of] && x.size()[0] >= ROWS[of];

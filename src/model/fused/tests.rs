@@ -14,8 +14,8 @@ fn close(what: &str, found: &Tensor, exact: &Tensor, bound: f64) {
     assert!(gap < bound, "{what}: relative gap {gap:e}");
 }
 
-/// Value and gradients of `fused` equal those of `plain` in f64 under a random cotangent. Tests next to this one draw
-/// from the same generator, so that the numbers vary.
+/// Value and gradients of `fused` equal those of `plain` in f64 under a random cotangent. Tests next to
+/// this one draw from the same generator, so that the numbers vary.
 fn same(what: &str, leaves: &[Tensor], fused: impl Fn(&[Tensor]) -> Tensor, plain: impl Fn(&[Tensor]) -> Tensor) {
     let exact: Vec<Tensor> = leaves.iter().map(|leaf| leaf.detach().to_kind(Kind::Double).set_requires_grad(true)).collect();
     let (y, z) = (fused(leaves), plain(&exact));

@@ -35,9 +35,9 @@ fn per_token_of_branches(model: &ModelConfig) -> u64 {
         }
 }
 
-/// Bytes of a token's scores that attention keeps where it is neither fused nor flash attention, with numbers of `bytes`
-/// bytes. With bounds or sinks they are written out: bounded and as probabilities in f32, and rounded. libtorch keeps
-/// probabilities of heads that share keys on a GPU.
+/// Bytes of a token's scores that attention keeps where it is neither fused nor flash attention, with
+/// numbers of `bytes` bytes. With bounds or sinks they are written out: bounded and as probabilities in
+/// f32, and rounded. libtorch keeps probabilities of heads that share keys on a GPU.
 pub(super) fn per_token_of_scores(model: &ModelConfig, longest: u64, bytes: u64, on_host: bool) -> u64 {
     let each = match (model.attention_cap.is_some() || model.has_sinks(), on_host || model.heads == model.kv_heads) {
         (true, _) => 8 + bytes,
@@ -47,8 +47,8 @@ pub(super) fn per_token_of_scores(model: &ModelConfig, longest: u64, bytes: u64,
     model.heads as u64 * longest * each
 }
 
-/// Bytes of a token that are alive at a time where prompts of up to `longest` tokens are read and attention writes its scores
-/// out in f32: three of each, and queries, keys and values for each head.
+/// Bytes of a token that are alive at a time where prompts of up to `longest` tokens are read and attention
+/// writes its scores out in f32: three of each, and queries, keys and values for each head.
 pub(super) fn per_token_of_read_scores(model: &ModelConfig, longest: u64) -> u64 {
     model.heads as u64 * (12 * longest + 10 * model.head_dim as u64)
 }
@@ -73,9 +73,10 @@ impl LayerBytes {
         LayerBytes { all: model.layers() as u64 * layer, largest: layer, backward: layer }
     }
 
-    /// Of gated delta nets and gated attention over sequences of up to `longest` tokens, with numbers of `bytes` bytes.
-    /// `apart`: their inputs are by libtorch's operations, each of which keeps its own. `fixed`: numbers that experts keep
-    /// less where only adapters are trained. Factors are fitted to what the stand-in of a GPU counts.
+    /// Of gated delta nets and gated attention over sequences of up to `longest` tokens, with numbers of
+    /// `bytes` bytes. `apart`: their inputs are by libtorch's operations, each of which keeps its own. `fixed`:
+    /// numbers that experts keep less where only adapters are trained. Factors are fitted to what the stand-in
+    /// of a GPU counts.
     pub fn with_nets(model: &ModelConfig, of: &GatedDelta, longest: u64, bytes: u64, apart: bool, fixed: u64) -> Self {
         let Net { mixed, keys, values, pairs, states } = Net::new(of, longest);
         let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
@@ -113,8 +114,8 @@ impl Net {
     }
 }
 
-/// Bytes per token that are alive at a time where prompts of a model with gated delta nets are read on a GPU, in numbers
-/// of `bytes` bytes. Factors are fitted as those of [`LayerBytes::with_nets`].
+/// Bytes per token that are alive at a time where prompts of a model with gated delta nets are read on a
+/// GPU, in numbers of `bytes` bytes. Factors are fitted as those of [`LayerBytes::with_nets`].
 pub(super) fn per_token_read_by_nets(model: &ModelConfig, of: &GatedDelta, bytes: u64) -> u64 {
     let Net { mixed, keys, values, pairs, states } = Net::new(of, CHUNK as u64);
     let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
@@ -123,14 +124,15 @@ pub(super) fn per_token_read_by_nets(model: &ModelConfig, of: &GatedDelta, bytes
     net.max((hidden + inner) * bytes + 19 * qk)
 }
 
-/// Those of [`per_token_of_layer`] that are kept for the gradients of experts and routers, which adapters leave alone.
+/// Those of [`per_token_of_layer`] that are kept for the gradients of experts and routers, which adapters
+/// leave alone.
 pub(super) fn per_token_for_experts(model: &ModelConfig) -> u64 {
     let hidden = model.hidden_size as u64;
     model.experts.as_ref().map_or(0, |of| of.per_token as u64 * (hidden + of.width as u64) + 2 * hidden)
 }
 
-/// Bytes per token that are alive at a time where prompts are read, by flash attention and our kernels, in numbers
-/// of `bytes` bytes.
+/// Bytes per token that are alive at a time where prompts are read, by flash attention and our kernels, in
+/// numbers of `bytes` bytes.
 pub(super) fn per_token_read(model: &ModelConfig, bytes: u64) -> u64 {
     let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
     let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);

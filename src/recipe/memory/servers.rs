@@ -4,8 +4,8 @@ use super::{MemoryPart, MemoryPlan, Taken, size};
 use crate::engine::settings::Engine;
 use crate::recipe::model::DeviceName;
 
-/// Adds servers that the run starts on its own GPUs with a share of their memory, which has the `total` of each.
-/// Without `engine.gpu_memory` they get what is left.
+/// Adds servers that the run starts on its own GPUs with a share of their memory, which has the `total` of
+/// each. Without `engine.gpu_memory` they get what is left.
 pub(super) fn add(engine: &Engine, all: &mut [MemoryPlan], total: &dyn Fn(usize) -> Option<u64>) {
     let Some(share) = engine.gpu_memory else { return };
     let name = |gpu| DeviceName::Cuda(gpu).word();

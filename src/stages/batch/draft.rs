@@ -61,7 +61,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Counts a finished group, and moves groups whose turn has come into the choice. Refuses one that came before.
+    /// Counts a finished group, and moves groups whose turn has come into the choice. Refuses one that came
+    /// before.
     pub fn arrive(&mut self, scored: Scored) -> Result<(), Repeated> {
         let id = scored.group().id();
         let is_over = id < self.next && !self.choice.contains(&id) && !self.again.contains(&id);

@@ -171,8 +171,9 @@ impl<E: TokenEngine> Generator<E> {
         self
     }
 
-    /// Number of threads of each engine, at least 1. Default: one for each four million parameters, and at most the
-    /// machine's; in a synchronous run all of them ([`LocalEngine::threads`](crate::engine::LocalEngine::threads)).
+    /// Number of threads of each engine, at least 1. Default: one for each four million parameters, and at most
+    /// the machine's; in a synchronous run all of them
+    /// ([`LocalEngine::threads`](crate::engine::LocalEngine::threads)).
     pub fn threads(mut self, threads: usize) -> Self {
         self.settings.threads = Some(threads.max(1));
         self

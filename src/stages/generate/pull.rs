@@ -41,7 +41,8 @@ struct State {
 }
 
 impl<E: TokenEngine> Generator<E> {
-    /// Starts the generator on separate threads, without a graph. It takes no signals: see [`Flow::ignore_signals`].
+    /// Starts the generator on separate threads, without a graph. It takes no signals: see
+    /// [`Flow::ignore_signals`].
     ///
     /// Errors: settings that a graph would reject, or no thread to run on.
     pub fn start(self) -> Result<RunningGenerator, RunError> {

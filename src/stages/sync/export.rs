@@ -103,7 +103,8 @@ impl Exporter {
         Exporter { store: Some(Publishing { publisher: Mutex::new(publisher), here: here.into() }), ..self }
     }
 
-    /// Leaves whole models in this process's memory, out of which servers take them ([`Carry`](crate::engine::remote::sync::Carry)).
+    /// Leaves whole models in this process's memory, out of which servers take them
+    /// ([`Carry`](crate::engine::remote::sync::Carry)).
     pub fn from_memory(self) -> Self {
         let device = self.policy.compute().device;
         Exporter { links: Some(Arc::new(Links::new(device))), ..self }
@@ -142,8 +143,9 @@ impl Exporter {
         Ok(delta)
     }
 
-    /// Writes a version, or keeps it in memory, and computes the scores that engines must return. Costs a copy on
-    /// disk of the changed tensors, or in memory if their format differs, and a forward pass over the probe texts.
+    /// Writes a version, or keeps it in memory, and computes the scores that engines must return. Costs a copy
+    /// on disk of the changed tensors, or in memory if their format differs, and a forward pass over the probe
+    /// texts.
     pub fn export(&self, version: Version, weights: &FrozenWeights) -> Result<Update, ExportError> {
         let weights = weights.read();
         let mut releases = self.releases.lock();

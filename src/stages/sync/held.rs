@@ -29,8 +29,8 @@ pub(super) struct HeldTensors {
 unsafe impl Sync for HeldTensors {}
 
 impl HeldTensors {
-    /// Tensors in the format `dtype` on the device of `links`: those of `weights`, and `also`, which are other names for
-    /// some of them. Weights in another format or place are copied.
+    /// Tensors in the format `dtype` on the device of `links`: those of `weights`, and `also`, which are other
+    /// names for some of them. Weights in another format or place are copied.
     pub fn new(weights: &Weights, dtype: Dtype, also: &[Entry], links: &Arc<Links>) -> Self {
         let flat = weights.merged().flat.detach().to_device(links.device()).to_kind(dtype.kind());
         let written = Event::now(flat.device());

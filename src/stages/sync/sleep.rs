@@ -5,8 +5,8 @@ use crate::data::Batch;
 use crate::engine::remote::sync::WeightSyncManager;
 use crate::flow::{AsyncIo, AsyncStage, StageError};
 
-/// Stage before the trainer of a synchronous run that publishes after every step: puts the servers to sleep once a
-/// step's batch is complete, and passes it on. The sync of the next version wakes them
+/// Stage before the trainer of a synchronous run that publishes after every step: puts the servers to sleep
+/// once a step's batch is complete, and passes it on. The sync of the next version wakes them
 /// ([`RemoteSync`](super::RemoteSync)).
 ///
 /// Parts of a batch wait for the last one, because servers work on the others until then, and a batch for an

@@ -1,9 +1,9 @@
 //! Training stage: one optimizer step per batch.
 //!
-//! Law V1: only the trainer creates versions. Law V4: it publishes the initial weights before the
-//! first batch. Law C1: checkpoints are taken between steps, after the step was sent on, so that
-//! generators get their weights first, and are written while the next steps train. The last step is
-//! saved however the run ends, unless the trainer failed. Law N3: a gap between trainer and generator above the limit
+//! Law V1: only the trainer creates versions. Law V4: it publishes the initial weights before the first
+//! batch. Law C1: checkpoints are taken between steps, after the step was sent on, so that generators get
+//! their weights first, and are written while the next steps train. The last step is saved however the run
+//! ends, unless the trainer failed. Law N3: a gap between trainer and generator above the limit
 //! ([`Trainer::gap_limits`]) ends the run before the update.
 
 use std::collections::BTreeMap;

@@ -33,7 +33,8 @@ pub(super) struct Address {
     pub rank: usize,
 }
 
-/// Returns true if a checkpoint of a [`TinkerBackend`](super::TinkerBackend) is of adapters, and false if all weights were trained.
+/// Returns true if a checkpoint of a [`TinkerBackend`](super::TinkerBackend) is of adapters, and false if
+/// all weights were trained.
 ///
 /// # Errors
 /// The folder is no such checkpoint.

@@ -1,5 +1,5 @@
-//! Final answers of mathematical problems, as graders of the field judge them: a table of cases, each with its reason
-//! (`cases.tsv`), and hostile texts, whose judgement is bounded in work and never panics.
+//! Final answers of mathematical problems, as graders of the field judge them: a table of cases, each with
+//! its reason (`cases.tsv`), and hostile texts, whose judgement is bounded in work and never panics.
 
 use math_answers::{LONGEST, MOST_WORK, equivalent, extract_answer, judge};
 use proptest::prelude::*;

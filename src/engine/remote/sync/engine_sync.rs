@@ -11,8 +11,9 @@
 //! The probe follows the resume, because a paused server answers nothing. Until the probe succeeds,
 //! no version is committed; if it fails, tokens sampled since the resume are discarded.
 //!
-//! An engine that sleeps takes memory for its weights before it loads, and for keys and values after it, when the
-//! trainer's step has freed more. One that can sleep may do so since a run that was killed: its first sync wakes it.
+//! An engine that sleeps takes memory for its weights before it loads, and for keys and values after it,
+//! when the trainer's step has freed more. One that can sleep may do so since a run that was killed: its
+//! first sync wakes it.
 //!
 //! An adapter needs no pause, because no request names it before its probe: (send) → load → check → probe.
 

@@ -1,9 +1,10 @@
 //! Weight sync to remote engines, with verification.
 //!
-//! A version is written to a folder that the engines can read, or through a store to a folder of
-//! each engine's host ([`Carried`]), or sent from this process's memory ([`TensorSource`]). Engines load it in parallel, and an engine that fails is isolated. A version counts when an engine's
-//! log-probabilities match the trainer's. [`WeightSyncManager`] syncs the engines of a
-//! run, [`sync_weights_to_engines`] is the function for use by hand.
+//! A version is written to a folder that the engines can read, or through a store to a folder of each
+//! engine's host ([`Carried`]), or sent from this process's memory ([`TensorSource`]). Engines load it in
+//! parallel, and an engine that fails is isolated. A version counts when an engine's log-probabilities
+//! match the trainer's. [`WeightSyncManager`] syncs the engines of a run, [`sync_weights_to_engines`] is
+//! the function for use by hand.
 //!
 //! Laws: V4 (no work before verification), V5 (an explicit policy for caches, [`CachePolicy`]).
 

@@ -71,8 +71,8 @@ pub trait TensorSource: Debug + Send + Sync {
     /// Name of the open link to a server.
     fn link(&self, server: &str) -> Option<String>;
 
-    /// Opens a group with the `ranks` of a server at `host:port`: over NCCL from a GPU, over Gloo from a processor.
-    /// It meets at a store that this process serves.
+    /// Opens a group with the `ranks` of a server at `host:port`: over NCCL from a GPU, over Gloo from a
+    /// processor. It meets at a store that this process serves.
     fn open_group(&self, server: &str, host: &str, port: u16, ranks: usize) -> Result<GroupInvitation, String>;
 
     /// Opens a group of NCCL with the `ranks` of a server, and returns its id.

@@ -2,8 +2,8 @@
 
 use super::SharedMemory;
 
-/// Pickle of `{gpu: arguments}` with the arguments of torch's `rebuild_cuda_tensor` for the memory as one tensor of
-/// bytes.
+/// Pickle of `{gpu: arguments}` with the arguments of torch's `rebuild_cuda_tensor` for the memory as one
+/// tensor of bytes.
 pub(super) fn handles(memory: &SharedMemory) -> Vec<u8> {
     let mut out = Pickle(vec![0x80, 3]);
     out.op(b'}');

@@ -8,8 +8,8 @@ use super::{Piece, TensorSource, Transfer, may_be_forgotten};
 use crate::engine::remote::server::{CALL, Server};
 use crate::engine::remote::{Fault, RemoteError};
 
-/// Sends a server the tensors, which [`end`] installs; SGLang must be paused. A link that the server has forgotten,
-/// such as after a restart, is replaced.
+/// Sends a server the tensors, which [`end`] installs; SGLang must be paused. A link that the server has
+/// forgotten, such as after a restart, is replaced.
 pub(in crate::engine::remote) async fn send(server: &Server, source: &Arc<dyn TensorSource>) -> Result<(), RemoteError> {
     let known = source.link(server.client.base()).is_some();
     match attempt(server, source).await {

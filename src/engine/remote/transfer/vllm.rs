@@ -1,4 +1,5 @@
-//! vLLM's weight transfer (tested with 0.32), whose backend the server's flag `--weight-transfer-config` names.
+//! vLLM's weight transfer (tested with 0.32), whose backend the server's flag `--weight-transfer-config`
+//! names.
 
 use std::sync::Arc;
 
@@ -13,8 +14,8 @@ use crate::engine::remote::{Fault, RemoteError};
 const INIT: &str = "/init_weight_transfer_engine";
 const UPDATE: &str = "/update_weights";
 
-/// Broadcasts the tensors to a paused server with the backend `nccl`. A link that the server has forgotten, such
-/// as after a restart, is replaced.
+/// Broadcasts the tensors to a paused server with the backend `nccl`. A link that the server has forgotten,
+/// such as after a restart, is replaced.
 pub(in crate::engine::remote) async fn broadcast(server: &Server, source: &Arc<dyn TensorSource>) -> Result<(), RemoteError> {
     let known = source.link(server.client.base()).is_some();
     match broadcast_once(server, source).await {

@@ -85,7 +85,8 @@ fn kernels_run_on_each_device_and_in_each_new_thread() {
     }
 }
 
-/// Two tokens one after the other, also where heads of values share keys; the host computes in f32, unrounded.
+/// Two tokens one after the other, also where heads of values share keys; the host computes in f32,
+/// unrounded.
 #[test]
 fn a_token_of_a_delta_net_equals_the_hosts_and_leaves_its_states() {
     let Some(device) = device() else { return };
