@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rollflow::algo::filters::Verdict;
-use rollflow::data::Version;
+use rollflow::data::{SampledToken, Version};
 use rollflow::engine::OlderVersions;
 use rollflow::flow::{RunError, Signal, WeightsRx, Window};
 use rollflow::observe::StepMetrics;
@@ -39,15 +39,28 @@ pub struct Scripted {
     /// Prompts that came before an interruption.
     received: u64,
     pace: Arc<dyn Fn(u64) -> Pace + Send + Sync>,
-    /// If there, tokens are of the oldest versions that may sample them.
-    older: Option<Admission>,
+    /// Law D4: its ledger counts each token.
+    admission: Admission,
+    /// If true, tokens are of the oldest versions that may sample them.
+    older: bool,
 }
 
 impl Scripted {
     fn version(&self, id: u64) -> Version {
         let newest = self.published.version().unwrap_or(0);
-        let oldest = self.older.as_ref().map(|older| (older, older.oldest(id).min(newest)));
-        oldest.filter(|(older, oldest)| older.claim(id, *oldest)).map_or(newest, |(_, oldest)| oldest)
+        let oldest = self.admission.oldest(id).min(newest);
+        if self.older && self.admission.claim(id, oldest) { oldest } else { newest }
+    }
+
+    /// Adds `token` to each sample of a group.
+    fn sample(&self, mut group: Group, token: u32) -> Group {
+        let (ordinal, version) = (group.id(), self.version(group.id()));
+        for sample in &mut group.samples {
+            sample.push(token, -1.0, version);
+            let (index, status) = (sample.index, Status::Pending);
+            self.admission.sampled([SampledToken { ordinal, index, token, log_prob: -1.0, version, status, routes: None }]);
+        }
+        group
     }
 
     fn next(&self, held: &[(u64, Group)], tick: u64) -> Option<usize> {
@@ -71,8 +84,13 @@ impl Stage for Scripted {
             while held.is_empty() || received < self.window.limit() {
                 let Some(prompt) = io.recv()? else { return Ok(()) };
                 received += 1;
-                let version = self.version(prompt.ordinal);
-                held.push((tick, begin(prompt, version)));
+                let samples = (0..2).map(|index| Sample::begin(&prompt, index, &[5, 6])).collect();
+                // Of a prompt that came back, nothing is continued.
+                for index in 0..2 {
+                    self.admission.discard(prompt.ordinal, index);
+                }
+                let group = Group { samples, prompt: Arc::new(prompt), ..Group::default() };
+                held.push((tick, self.sample(group, 7)));
             }
             // An adversary keeps the last ones back as long as something else may happen first.
             let only_last = held.iter().all(|(_, group)| !matches!((self.pace)(group.id()), Pace::After(_)));
@@ -87,27 +105,12 @@ impl Stage for Scripted {
             }
             if let Some(at) = self.next(&held, tick) {
                 let (_, group) = held.remove(at);
-                let version = self.version(group.id());
-                io.send(finish(group, version))?;
+                io.send(self.sample(group, 8))?;
                 tick += 1;
             }
         }
         Ok(())
     }
-}
-
-fn begin(prompt: Prompt, version: Version) -> Group {
-    let sample = |index| {
-        let mut sample = Sample::begin(&prompt, index, &[5, 6]);
-        sample.push(7, -1.0, version);
-        sample
-    };
-    Group { samples: (0..2).map(sample).collect(), prompt: Arc::new(prompt), ..Group::default() }
-}
-
-fn finish(mut group: Group, version: Version) -> Group {
-    group.samples.iter_mut().for_each(|sample| sample.push(8, -1.0, version));
-    group
 }
 
 /// What is rehearsed.
@@ -204,7 +207,8 @@ impl Rehearsal {
             window: admission.window(),
             received: begins.window().admitted(),
             pace: Arc::clone(&self.pace),
-            older: self.older.then(|| admission.clone()),
+            admission: admission.clone(),
+            older: self.older,
         };
         let (broken, verdict, unwanted) = (Arc::clone(&self.broken), Arc::clone(&self.verdict), Arc::clone(&self.unwanted));
         let reward = move |sample: &Sample| {
