@@ -186,6 +186,8 @@ impl<E> Engines<E> {
             cache_by_version: self.section.sync.cache == CachePolicy::Namespaced,
             hedge_after: self.section.hedge_after.map(seconds),
             sync_timeout: self.section.sync.longest(),
+            // Servers that are lost make no token.
+            fleet_timeout: FleetConfig::default().fleet_timeout.max(seconds(self.section.lost_timeout)),
             vocabulary: model.vocab_size,
             routes: model.route_shape().filter(|_| self.needs.lock().routes),
             ..FleetConfig::default()

@@ -42,6 +42,9 @@ use crate::engine::{EngineError, Finished, Load, OlderVersions, TokenEngine};
 use crate::net::{Tasks, now};
 use crate::util::rng::mix;
 
+/// Events of attempts that wait for the fleet. Attempts with further ones wait.
+const EVENTS: usize = 1024;
+
 /// Failures in a row after which an engine is lost.
 const FAILURES: u32 = 3;
 
@@ -149,7 +152,7 @@ impl Fleet {
     /// Creates a fleet of the engines of `handle`, for up to `slots` samples at a time. `seed` keys
     /// their randomness.
     pub fn new(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>, slots: usize, seed: u64) -> Self {
-        let (to, from) = flume::bounded(1024);
+        let (to, from) = flume::bounded(EVENTS);
         let now = now();
         let mut fleet = Fleet {
             handle: handle.clone(),
@@ -295,7 +298,8 @@ impl Fleet {
             answered,
             params: request.params.clone(),
             seed: mix(mix(mix(self.seed ^ mix(key.0)) ^ u64::from(key.1)) ^ (request.offset + before) as u64),
-            cache_key: self.config.cache_by_version.then(|| format!("v{floor}")),
+            // Servers outlive a run, and in another one its versions are numbers of other weights.
+            cache_key: self.config.cache_by_version.then(|| format!("v{floor}-{:08x}", self.nonce)),
             adapter: adapter.as_ref().map(|adapter| adapter.label()),
             together: together as u32,
             routes: self.config.routes.filter(|_| request.routes),

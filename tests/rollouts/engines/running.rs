@@ -206,7 +206,14 @@ fn v5_prompts_are_remembered_apart_by_version_and_expired_answers_begin_anew() {
     let ended = finish(&mut fleet, |_| {}).unwrap();
     let finished = &ended[&(ordinal, 0)];
     assert_eq!((&finished.tokens, finished.versions.oldest()), (&answer_to(&prompt(ordinal), 12), Some(2)));
-    assert_eq!(*keys.lock().unwrap(), [json!("v1"), json!("v2")]);
+    // In another run, these versions are of other weights.
+    let mut another = self::fleet(&handle, hasty());
+    another.set_weights(2, &());
+    another.submit(request(ordinal, 1, &params())).unwrap();
+    finish(&mut another, |_| {}).unwrap();
+    let keys: Vec<String> = keys.lock().unwrap().iter().map(|key| key.as_str().unwrap().to_owned()).collect();
+    let [first, second, other] = &keys[..] else { panic!("{keys:?}") };
+    assert!(first.starts_with("v1-") && second.starts_with("v2-") && other.starts_with("v2-") && second != other, "{keys:?}");
 }
 
 /// Law F6 in a run: the prompt that a server refuses is a dead letter, the others are scored, and the book balances.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Fleet;
+use super::{EVENTS, Fleet};
 use crate::data::{Answer, SampledToken, Version};
 use crate::engine::remote::in_flight::InFlightSample;
 use crate::engine::slots::finish_of;
@@ -104,7 +104,9 @@ impl TokenEngine for Fleet {
                 // A refuted engine ends its work; the reason must be processed first.
                 self.process_changes(now)?;
                 self.on_event(event, now)?;
-                for event in self.from.drain().collect::<Vec<_>>() {
+                // Those that wait for room in the channel, one a sample, are no older.
+                let most = EVENTS + self.samples.len();
+                for event in self.from.try_iter().take(most).collect::<Vec<_>>() {
                     self.on_event(event, now)?;
                 }
             }

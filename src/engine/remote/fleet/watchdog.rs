@@ -195,9 +195,11 @@ async fn look(handle: FleetHandle, place: usize, first: Duration, nth: u32) {
         let Some(engine) = handle.engine(place) else { return };
         let well = match tokio::time::timeout(LOOK, engine.healthy(LOOK)).await {
             Ok(Ok(())) => true,
-            // SGLang says so while it is paused, which an interrupted sync leaves it. The next sync
-            // resumes and verifies it.
-            Ok(Err(error)) => matches!(error.fault, Fault::Busy { .. }) && handle.served(place).is_some(),
+            // SGLang says so while it is paused, which an interrupted sync leaves it, also its first.
+            // The next sync resumes and verifies it.
+            Ok(Err(error)) => {
+                matches!(error.fault, Fault::Busy { .. }) && (handle.served(place).is_some() || handle.is_doubtful(place))
+            }
             Err(_) => false,
         };
         if well {
