@@ -64,7 +64,7 @@ pub(super) fn rewards(url: &str, answer: &Value, count: usize) -> Result<Vec<Ans
 
 /// Reads one entry: a number, `{"reward": number or null, "parts": {…}}` or `{"error": text}`.
 fn reward_entry(url: &str, entry: &Value) -> Answer {
-    if let Some(error) = entry.get("error") {
+    if let Some(error) = entry.get("error").filter(|error| !error.is_null()) {
         return Err(format!("{url} says: {}", error.as_str().map_or_else(|| error.to_string(), str::to_owned)));
     }
     let number = |value: &Value| {
@@ -74,7 +74,7 @@ fn reward_entry(url: &str, entry: &Value) -> Answer {
         })
     };
     let parts = match entry.get("parts") {
-        None => RewardParts::new(),
+        None | Some(Value::Null) => RewardParts::new(),
         Some(Value::Object(parts)) => {
             parts.iter().map(|(name, value)| Ok((name.clone(), number(value)?))).collect::<Result<_, String>>()?
         }
@@ -128,11 +128,12 @@ mod tests {
     #[test]
     fn an_answer_gives_a_reward_or_a_reason_to_each_sample() {
         let body =
-            br#"{"rewards": [1, {"reward": 0.5, "parts": {"form": 1.0}}, {"error": "no key"}, null, "1.0", {"parts": {}}, {"reward": null}]}"#;
-        let answers = parse(URL, body, 7).unwrap();
+            br#"{"rewards": [1, {"reward": 0.5, "parts": {"form": 1.0}}, {"error": "no key"}, null, "1.0", {"parts": {}}, {"reward": null}, {"reward": 2, "parts": null, "error": null}]}"#;
+        let answers = parse(URL, body, 8).unwrap();
         assert_eq!(answers[0], Ok(Some(RewardOutput { reward: 1.0, parts: RewardParts::new() })));
         assert_eq!(answers[1], Ok(Some(RewardOutput { reward: 0.5, parts: [("form".to_owned(), 1.0)].into() })));
         assert_eq!(answers[6], Ok(None));
+        assert_eq!(answers[7], Ok(Some(RewardOutput { reward: 2.0, parts: RewardParts::new() })), "fields that are not set");
         assert_eq!(answers[2], Err("http://judge/score says: no key".to_owned()));
         for (place, shown) in [(3, "null"), (4, "\"1.0\""), (5, "{\"parts\":{}}")] {
             assert!(answers[place].as_ref().unwrap_err().contains(&format!("gave {shown} where a finite number")), "{answers:?}");

@@ -48,6 +48,8 @@ fn n2_a_later_turn_draws_on_where_the_conversation_stands() {
 struct Echo {
     turns: u64,
     dawdles: Option<Arc<AtomicU64>>,
+    /// If true, its first answer replaces the conversation: a new part begins.
+    forgets: bool,
     restored: Option<Arc<AtomicU64>>,
 }
 
@@ -62,7 +64,8 @@ impl Environment for Echo {
         }
         self.turns += 1;
         let digits = action.text.chars().filter(char::is_ascii_digit).count();
-        Ok(Step::says(digits.to_string()).reward(digits as f64).done(self.turns == 3))
+        let step = Step::says(digits.to_string()).reward(digits as f64).done(self.turns == 3);
+        Ok(Step { restarts: self.forgets && self.turns == 1, ..step })
     }
 
     fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
@@ -128,11 +131,18 @@ fn v2_a_first_turn_that_has_expired_is_begun_again() {
 
 #[test]
 fn r249_an_environment_that_saves_its_state_is_restored_rather_than_played_again() {
-    let restored: Arc<AtomicU64> = Arc::default();
-    let agent = || echo_of(Echo { restored: Some(restored.clone()), ..Echo::default() });
-    let stops = vec![100, 200, 300];
-    stopped_and_resumed(stops, |generator| generator.environment(echo(None)), |generator| generator.environment(agent()));
-    assert!(restored.load(SeqCst) > 0, "some were between two turns");
+    for forgets in [false, true] {
+        let restored: Arc<AtomicU64> = Arc::default();
+        let agent = |restored: Option<&Arc<AtomicU64>>| echo_of(Echo { forgets, restored: restored.cloned(), ..Echo::default() });
+        let stops = vec![100, 200, 300];
+        let saves = agent(Some(&restored));
+        stopped_and_resumed(
+            stops,
+            |generator| generator.environment(agent(None)),
+            |generator| generator.environment(saves.clone()),
+        );
+        assert!(restored.load(SeqCst) > 0, "some were between two turns");
+    }
 }
 
 #[test]

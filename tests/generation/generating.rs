@@ -175,6 +175,12 @@ pub fn sampled(groups: &[Group]) -> BTreeMap<(u64, u32), &Sample> {
     groups.iter().flat_map(|group| &group.samples).map(|sample| ((sample.group_index, sample.index), sample)).collect()
 }
 
+/// The same, with all parts of rollouts.
+fn parts(groups: &[Group]) -> BTreeMap<(u64, u32, u32), &Sample> {
+    let samples = groups.iter().flat_map(|group| &group.samples);
+    samples.map(|sample| ((sample.group_index, sample.index, sample.part), sample)).collect()
+}
+
 /// What a checkpoint keeps of a run: through text and back.
 pub fn saved(admission: &Admission) -> Progress {
     serde_json::from_str(&serde_json::to_string(&admission.progress()).unwrap()).unwrap()
@@ -210,9 +216,10 @@ pub fn stopped_and_resumed(
     }
     let totals = life.totals();
     assert_eq!((totals.open_groups, totals.open_tokens, totals.tokens.get(&Fate::Truncated)), (0, 0, None), "{totals:?}");
-    assert!(groups.iter().all(|group| group.samples.len() == GROUP), "law D2: groups are whole");
+    let rollouts = |group: &Group| group.samples.iter().filter(|sample| sample.part == 0).count();
+    assert!(groups.iter().all(|group| rollouts(group) == GROUP), "law D2: groups are whole");
     assert_eq!([groups.len(), whole.len()], [PROMPTS as usize; 2], "each comes once");
-    let (found, expected) = (sampled(&groups), sampled(&whole));
+    let (found, expected) = (parts(&groups), parts(&whole));
     assert!(found.keys().eq(expected.keys()));
     for (key, expected) in expected {
         let found = found[&key];

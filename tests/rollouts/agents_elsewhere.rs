@@ -252,30 +252,37 @@ if text == "wrong":
 if text == "well":
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "{mark}"])
     print(json.dumps({{"reward": float(ask("well"))}}))
+if text == "empty": post("/completions", {{"prompt": ""}})
+if text == "untold":
+    for path, body in [("/completions", {{"prompt": "x"}}), ("/chat/completions", {{"messages": [{{"role": "user", "content": "x"}}]}})]:
+        said = post(path, body)["choices"][0]
+        said = said.get("message") or said
+        assert (said.get("text") or said["content"]) == "so <up>a</up>" and "tool_calls" not in said, said
+    print(json.dumps({{"reward": 1.0}}))
 if text == "endless":
     said = ["well"]
     while True: said += [ask(*said), "well"]
 "#
     );
-    let names = ["hang", "fail", "hang later", "nothing", "wrong", "well", "endless"];
+    let names = ["hang", "fail", "hang later", "nothing", "wrong", "well", "endless", "empty", "untold"];
     let prompts = names.iter().enumerate().map(|(at, name)| prompt(at as u64, name, "")).collect();
     let agent = proxied(python(&code)).limits(|of| (of.step_timeout, of.max_turns, of.replays) = (5.0, 3, 0));
-    let groups = groups(|_, _| "1".to_owned(), &agent, prompts, 1);
+    let says = |read: &str, _: u32| if read.contains('x') { "so <up>a</up>" } else { "1" }.to_owned();
+    let groups = groups(says, &agent, prompts, 1);
     let ended: Vec<(&str, &str)> = groups
         .iter()
         .zip(names)
         .map(|(group, name)| (name, group.samples[0].metadata["stop_reason"].as_str().unwrap()))
         .collect();
     let failed = "environment_failed";
-    let expected = [failed, failed, "step_timeout", failed, "environment_done", "environment_done", "max_turns"]
-        .into_iter()
-        .zip(names)
-        .map(|(a, b)| (b, a));
-    assert_eq!(ended, expected.collect::<Vec<_>>());
+    let done = "environment_done";
+    let expected = [failed, failed, "step_timeout", failed, done, done, "max_turns", "engine_failed", done];
+    assert_eq!(ended, names.into_iter().zip(expected).collect::<Vec<_>>());
     let why = |at: usize| groups[at].samples[0].metadata["environment_failure"].as_str().unwrap_or_default().to_owned();
     assert!(why(1).contains("no such luck"), "{}", why(1));
     assert!(why(3).contains("without asking"), "{}", why(3));
     assert_eq!(groups[5].samples[0].metadata["environment_reward"], 1.0);
+    assert_eq!(groups[8].samples[0].metadata["environment_reward"], 1.0, "without tools there are no calls");
     // Agents that hung are gone with their rollouts, and so is a process that one left running.
     let lives = Command::new("pgrep").args(["-f", &mark]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&lives.stdout), "");

@@ -122,7 +122,9 @@ impl Environment for ProxiedAgent {
 
     fn step(&mut self, action: &Action, deadline: Instant) -> Result<Step, EnvError> {
         let (parser, tools) = (&*self.proxy.config.parser, &self.conversation.last.tools);
-        let mut turn = ModelTurn::of(action, extract_tool_calls(&action.text, parser, tools));
+        // An agent that names no tools reads the text itself.
+        let calls = if tools.is_empty() { Vec::new() } else { extract_tool_calls(&action.text, parser, tools) };
+        let mut turn = ModelTurn::of(action, calls);
         if !turn.calls.is_empty() {
             turn.content = parser.text_before(&action.text, tools).to_owned();
         }

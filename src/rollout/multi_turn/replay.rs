@@ -32,7 +32,8 @@ impl Rollout {
         self.done = self.parts_of(record.into());
         if let Some(Part { context, answer }) = self.done.pop() {
             let given = piece(&answer, 0..answer.tokens.len() - answer.turn());
-            self.part = Part { context, answer: Answer { status: Status::Pending, ..given } };
+            // The record has the ledger's index; the engine counts rollouts.
+            self.part = Part { context, answer: Answer { index: self.index, status: Status::Pending, ..given } };
             self.recorded.push_back(answer);
         }
         let (dialogue, _) = Dialogue::begin(saved.messages, &self.tools, tokenizer)?;

@@ -136,6 +136,8 @@ impl Rollout {
 
     /// Opens the conversation with the environment's messages.
     pub fn begin(&mut self, opening: Vec<ChatMessage>, tools: Vec<ToolSpec>, tokenizer: &Tokenizer) -> Result<(), DataError> {
+        // What a rollout waited for before its environment opened takes none of its time.
+        self.began = Instant::now();
         let (dialogue, tokens) = Dialogue::begin(opening, &tools, tokenizer)?;
         (self.dialogue, self.tools, self.part.context) = (Some(dialogue), tools, tokens.into());
         match self.saved.take() {

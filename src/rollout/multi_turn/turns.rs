@@ -64,6 +64,12 @@ impl<E: TokenEngine> Rollouts<E> for MultiTurn {
             };
             let begun = !answer.tokens.is_empty() || offset > 0;
             let count = if begun { 1 } else { (1..).take_while(|place| alike(*place)).count() + 1 };
+            if tokens.is_empty() && answer.tokens.is_empty() {
+                let reason = "the model was asked to continue an empty text";
+                (first..first + count as u32).try_for_each(|index| self.turn_rejected((ordinal, index), reason))?;
+                at += count;
+                continue;
+            }
             let submitted = engine.submit(Request {
                 first,
                 offset,
